@@ -22,7 +22,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 def save(path: Path, result: SessionResult) -> int:
     """Bytes of the file."""
     session = open_session(result)
-    return path.write_bytes(saved_page(session, recorded_texts(session.calls)))
+    return path.write_bytes(saved_page(session, {Talk.model: recorded_texts(session.calls)}))
 
 
 async def test_a_saved_session_is_read_without_a_server(browser: Browser, tmp_path: Path) -> None:

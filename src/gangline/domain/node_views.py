@@ -5,7 +5,7 @@ Plain records without I/O. The node sends them as JSON, and the client reads the
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -107,6 +107,20 @@ class TemplateFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Likewise for prompts after tool results, over two rounds of calls."""
     reports_ends: bool | None = None
     """Whether the engine reports the end-of-turn id of a turn that ended by itself."""
+
+
+class IdsToDecode(msgspec.Struct, frozen=True, kw_only=True):
+    """Token ids to decode."""
+
+    tokenizer_digest: str
+    """As an engine's `TemplateFacts` have it."""
+    ids: tuple[Annotated[int, msgspec.Meta(ge=0, lt=2**31)], ...]
+
+
+class DecodedIds(msgspec.Struct, frozen=True, kw_only=True):
+    """Decoded token ids."""
+
+    text: str
 
 
 class EngineTime(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from gangline.server.service.core import RolloutService
 from gangline.server.service.finder import Finder
 from gangline.server.service.opened import OpenedSessions
 from gangline.server.service.running import RunningSessions
+from gangline.server.service.token_texts import TokenTexts
 from gangline.store.audit import ActionLog
 from gangline.wire.http.openapi import described
 from gangline.wire.http.routes import HEALTH, Door, Route
@@ -60,7 +61,7 @@ def create_app(
     """
     visitors = visitors or Visitors(secrets.token_bytes(32), control_token)
     running = RunningSessions(service, control_token)
-    opened = OpenedSessions(service, running)
+    opened = OpenedSessions(service, running, TokenTexts(service, control_token))
     finder = Finder(service, index_path)
     routes = all_routes(
         service,
@@ -108,7 +109,7 @@ def all_routes(
         parts = server_parts(ServerPlace(service, control_token, data_dir, max_task_bytes, max_result_bytes))
     routes = [
         *UserRoutes(service, max_task_bytes=max_task_bytes).routes(),
-        *ViewRoutes(opened or OpenedSessions(service, running)).routes(),
+        *ViewRoutes(opened or OpenedSessions(service, running, TokenTexts(service, control_token))).routes(),
         *AnnotationRoutes(service).routes(),
         *FindRoutes(finder or Finder(service, None)).routes(),
         *EventRoutes(service, running, keep_alive_s=keep_alive_s).routes(),

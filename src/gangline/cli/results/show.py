@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gangline.cli.results.export_options import VerdictsOption
-from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console
+from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, run
 
 if TYPE_CHECKING:
     from gangline.domain.session import SessionResult
@@ -29,7 +29,7 @@ def show(
         str | None,
         typer.Option(
             help="Tokenizer: smollm2, a folder, or a Hugging Face name. Default: the model's if it is known, else only "
-            "ids."
+            "ids; for --html also the running engine's."
         ),
     ] = None,
     picture: Annotated[
@@ -67,7 +67,7 @@ def show(
     else:
         _show_session(session, tokens, trace, tokenizer, full=full)
     if html is not None and session is not None:
-        _save_page(session, html)
+        _save_page(session, html, tokenizer, data, server)
     if picture is not None and session is not None:
         from gangline.cli.results.picture import draw_trajectory
         from gangline.cli.results.token_runs import find_text_of
@@ -75,18 +75,14 @@ def show(
         draw_trajectory(session, picture, text_of=find_text_of(tokenizer, session))
 
 
-def _save_page(result: SessionResult, path: Path) -> None:
-    """Raises: OSError."""
-    from gangline.models.language.tokenizer import load_tokenizer
+def _save_page(result: SessionResult, path: Path, tokenizer: str | None, data: Path | None, server: str | None) -> None:
+    """Raises: OSError; NotFound when the named tokenizer is unavailable."""
+    from gangline.cli.results.known_texts import known_texts
     from gangline.server.web.outline import open_session
     from gangline.server.web.saved import saved_page
-    from gangline.server.web.tokens import recorded_texts
-    from gangline.server.web.vocabulary import KNOWN_MODELS
 
     session = open_session(result)
-    model = next((call.model for call in session.calls if call.model in KNOWN_MODELS), None)
-    known = recorded_texts(session.calls) if model is None else dict(enumerate(load_tokenizer(model).vocabulary()))
-    path.write_bytes(saved_page(session, known))
+    path.write_bytes(saved_page(session, run(known_texts(session, tokenizer, data, server))))
 
 
 def _names(results: Iterator[SessionResult]) -> str:

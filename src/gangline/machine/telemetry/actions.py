@@ -35,7 +35,7 @@ ACTIONS: dict[str, str] = {
     "server.tidy_failed": "Old tasks could not be deleted; the server retries.",
     "callback.failed": "A callback was not acknowledged; it is retried.",
     "callback.store_failed": "The outbox of callbacks could not be read or written; the server retries.",
-    "vocabulary.unknown": "A model's tokenizer could not be loaded; the page shows token ids without their text.",
+    "vocabulary.unknown": "No engine decoded a model's token ids; the page shows them without their text.",
     "index.passed_over": "A result could not be read into the index of Find.",
     "index.stopped": "The process that writes the index of Find ended; the next search starts it again.",
     "running.not_read": "A node did not answer for the calls of a session that somebody looks at.",

@@ -64,14 +64,6 @@ class HfChatTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def vocabulary(self) -> list[bytes]:
-        """[num_ids] bytes of every id. A token of a byte-level tokenizer may be a part of a character."""
-        ids = range(self.num_ids)
-        if type(self._tokenizer.backend_tokenizer.decoder).__name__ != "ByteLevel":
-            return [self.decode([token_id]).encode() for token_id in ids]
-        tokens: list[str | None] = self._tokenizer.convert_ids_to_tokens(list(ids))
-        return [_bytes_of(token or "") for token in tokens]
-
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids
 
@@ -118,23 +110,6 @@ class HfChatTokenizer:
 
     def _apply(self, messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
         return self._tokenizer.apply_chat_template(messages, tokenize=False, **arguments)
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Character -> byte, in the notation of byte-level tokenizers. Source: GPT-2, `bytes_to_unicode`."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
-
-
-_BYTE_ALPHABET = _byte_alphabet()
-
-
-def _bytes_of(token: str) -> bytes:
-    """A special token is plain text: it may contain characters outside of the byte alphabet."""
-    if all(char in _BYTE_ALPHABET for char in token):
-        return bytes(_BYTE_ALPHABET[char] for char in token)
-    return token.encode()
 
 
 def _with_parts(message: dict[str, Any]) -> dict[str, Any]:

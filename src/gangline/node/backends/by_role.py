@@ -83,6 +83,11 @@ class BackendsByRole:
         pool = self._of_role.get(role)
         return None if pool is None else pool.engine_for(session_id, task_id, self._slots.get(role))
 
+    def with_tokenizer(self, digest: str) -> Engine | None:
+        """Returns a healthy engine, of any role, whose `TemplateFacts` have the digest."""
+        healthy = (one for pool in self._pools() for one in pool.staying() if one.state == "healthy")
+        return next((one.engine for one in healthy if one.capabilities.template.tokenizer_digest == digest), None)
+
     def release(self, session_id: str) -> None:
         """End the session's assignments. Idempotent."""
         for pool in self._pools():

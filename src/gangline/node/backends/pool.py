@@ -241,7 +241,7 @@ class BackendPool:
             is_near = label == self._node if label else await asyncio.to_thread(is_on_this_machine, spec.url)
             known = self._known(url)
             if known is None:
-                for other in self._staying():
+                for other in self.staying():
                     refuse_difference(url, identity, other.identity, f"as {other.url} has it")
                 return self._take_in(spec, engine, capabilities, identity, is_near).view()
         except BaseException:
@@ -286,7 +286,7 @@ class BackendPool:
 
     def members(self) -> list[BackendSpec]:
         """Specs of all backends that are not draining, as the operator gave them."""
-        return [backend.spec for backend in self._staying()]
+        return [backend.spec for backend in self.staying()]
 
     # -- the trainer's side --------------------------------------------------------------------------------------
 
@@ -382,9 +382,9 @@ class BackendPool:
     # -- membership ----------------------------------------------------------------------------------------------
 
     def _known(self, url: str) -> Backend | None:
-        return next((other for other in self._staying() if other.url == _base(url)), None)
+        return next((other for other in self.staying() if other.url == _base(url)), None)
 
-    def _staying(self) -> list[Backend]:
+    def staying(self) -> list[Backend]:
         return [backend for backend in self._backends.values() if backend.state != "draining"]
 
     def _take_in(

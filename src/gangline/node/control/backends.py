@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gangline.domain.errors import NotFound
 from gangline.domain.ids import ROLE_PATTERN
-from gangline.domain.node_views import BackendView
+from gangline.domain.node_views import BackendView, DecodedIds, IdsToDecode
 from gangline.models.engines.times import engine_times
 from gangline.node.backends.by_role import BackendsByRole
 from gangline.node.backends.engine import BackendSpec
@@ -62,6 +62,8 @@ class BackendRoutes:
                   query=(_DRAIN, _ROLE), errors=(400, 401, 404)),
             Route("GET", one, self.view, "One of them.", answer=BackendView, errors=(400, 401, 404)),
             Route("DELETE", one, self.remove, "Take it away.", query=(_DRAIN,), errors=(400, 401, 404)),
+            Route("POST", "/v1/detokenize", self.detokenize, "The text of ids, by an engine with their tokenizer.",
+                  body=IdsToDecode, answer=DecodedIds, errors=(400, 401, 404, 502, 503)),
         ]  # fmt: skip
 
     async def all(self, request: web.Request) -> web.StreamResponse:
@@ -94,6 +96,13 @@ class BackendRoutes:
         async with self._kept_whatever_becomes_of_it():
             await self._backends.clear(role or None, drain=drain)
         return answer(request, {})
+
+    async def detokenize(self, request: web.Request) -> web.StreamResponse:
+        wanted = await read_record(request, IdsToDecode)
+        engine = self._backends.with_tokenizer(wanted.tokenizer_digest)
+        if engine is None:
+            raise NotFound(f"no healthy engine has the tokenizer {wanted.tokenizer_digest!r}.")
+        return answer(request, DecodedIds(text=await engine.detokenize(wanted.ids)))
 
     @asynccontextmanager
     async def _kept_whatever_becomes_of_it(self) -> AsyncGenerator[None]:

@@ -65,8 +65,9 @@ class ViewRoutes:
 
     async def tokens(self, request: web.Request) -> web.Response:
         session = await self._session(request)
-        known = await self._sessions.bytes_of_tokens(session)
-        columns = partial(token_columns, session, _FIRST.read(request), _LIMIT.read(request), known)
+        first, limit = _FIRST.read(request), _LIMIT.read(request)
+        known = await self._sessions.bytes_of_tokens(session.calls[first : first + limit])
+        columns = partial(token_columns, session, first, limit, known)
         if prefers(request, COLUMNS):
             return await answer_large(request, COLUMNS, lambda: encode_columns(columns()))
         return await answer_large(request, JSON, lambda: encode_json(columns()))
@@ -77,7 +78,7 @@ class ViewRoutes:
             raise NotFound(
                 f"session {session.outline.session_id} has no call {number}, but {len(session.calls)} calls."
             )
-        known = await self._sessions.bytes_of_tokens(session)
+        known = await self._sessions.bytes_of_tokens((session.calls[number], *session.calls))
         return await _answer(request, await asyncio.to_thread(call_drift, session, number, known))
 
     async def aligned(self, request: web.Request) -> web.Response:

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict
+from collections import ChainMap, OrderedDict
+from collections.abc import Sequence
 
+from gangline.domain.completion import Completion
 from gangline.domain.errors import BuilderError, Conflict, NotFound, ServerUnavailable
 from gangline.domain.session import SessionResult
 from gangline.server.service.core import RolloutService
 from gangline.server.service.running import RunningSessions
+from gangline.server.service.token_texts import TokenTexts
 from gangline.server.web.alignment import AlignedSamples, align
 from gangline.server.web.outline import OpenedSession, open_session
-from gangline.server.web.tokens import TokenBytes, recorded_texts
-from gangline.server.web.vocabulary import Vocabularies
+from gangline.server.web.tokens import TokenBytes, of_one_tokenizer, recorded_texts
 
 _MAX_SESSIONS = 8
 
 
 class OpenedSessions:
-    """Bound to one event loop; `close` ends loading."""
+    """Bound to one event loop; `close` ends following."""
 
-    def __init__(self, service: RolloutService, running: RunningSessions) -> None:
+    def __init__(self, service: RolloutService, running: RunningSessions, texts: TokenTexts) -> None:
         self._service = service
         self._running = running
-        self._vocabularies = Vocabularies()
+        self._texts = texts
         self._opened: OrderedDict[tuple[str, int], asyncio.Task[OpenedSession]] = OrderedDict()
         """(session id, attempt) -> the session, most recently used last"""
 
@@ -36,7 +38,7 @@ class OpenedSessions:
         if attempt is None:
             view = await self._service.store.query(self._service.store.session, session_id)
             if view.state == "leased":
-                return self._seen(await self._running.find(view))
+                return await self._running.find(view)
         reference = await self._service.session_reference(session_id, attempt)
         key = (session_id, reference.attempt)
         task = self._opened.get(key)
@@ -45,12 +47,7 @@ class OpenedSessions:
         self._opened.move_to_end(key)
         while len(self._opened) > _MAX_SESSIONS:
             self._opened.popitem(last=False)
-        return self._seen(await asyncio.shield(task))
-
-    def _seen(self, session: OpenedSession) -> OpenedSession:
-        """Preload its vocabulary, because its tokens may be requested next."""
-        self._vocabularies.begin(call.model for call in session.calls)
-        return session
+        return await asyncio.shield(task)
 
     async def aligned(self, task_id: str, first: int, limit: int) -> AlignedSamples:
         """Samples `first` to `first + limit` of a task side by side, if they have calls. Raises: NotFound."""
@@ -59,24 +56,25 @@ class OpenedSessions:
         for view in task.sessions[first : first + limit]:
             with contextlib.suppress(NotFound, Conflict, ServerUnavailable):  # the task's view reports their states
                 session = await self.find(view.session_id)
-                group.append((view.sample_index, session, await self.bytes_of_tokens(session)))
+                group.append((view.sample_index, session, await self.bytes_of_tokens(session.calls)))
         return await asyncio.to_thread(align, task_id, group)
 
     async def beside(self, *session_ids: str) -> AlignedSamples:
         """Sessions side by side, in this order. Raises: as `find`."""
         opened = [await self.find(session_id) for session_id in session_ids]
-        known = [await self.bytes_of_tokens(session) for session in opened]
+        known = [await self.bytes_of_tokens(session.calls) for session in opened]
         group = list(zip(range(len(opened)), opened, known, strict=True))
         return await asyncio.to_thread(align, opened[0].outline.task_id, group)
 
-    async def bytes_of_tokens(self, session: OpenedSession) -> TokenBytes:
-        """Bytes of token ids, from the model's vocabulary if it is known, otherwise as reported by its engine."""
-        known = await self._vocabularies.of(call.model for call in session.calls)
-        return known or await asyncio.to_thread(recorded_texts, session.calls)
+    async def bytes_of_tokens(self, calls: Sequence[Completion]) -> TokenBytes:
+        """Bytes of the token ids of calls with the first one's tokenizer, which an engine or the calls report."""
+        if not calls:
+            return {}
+        alike = of_one_tokenizer(calls)
+        return ChainMap(await self._texts.of(alike), await asyncio.to_thread(recorded_texts, alike))
 
     async def close(self) -> None:
         await self._running.close()
-        await self._vocabularies.close()
 
     async def _open(self, session_id: str, attempt: int | None) -> OpenedSession:
         result = await self._service.session_result(session_id, attempt)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import zlib
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -22,7 +23,7 @@ from gangline.server.web.contents import call_contents
 from gangline.server.web.drift import call_drift, drifts
 from gangline.server.web.files import LAZY, page_sources
 from gangline.server.web.outline import OpenedSession
-from gangline.server.web.tokens import TokenBytes, token_columns
+from gangline.server.web.tokens import TokenBytes, token_columns, tokenizer_of
 
 _BLOCK = 16
 """Number of calls that the page requests at once."""
@@ -42,8 +43,8 @@ import(load("app/main.js"));
 _POLICY = "default-src 'none'; script-src '{script}' blob:; style-src '{style}'; base-uri 'none'; form-action 'none'"
 
 
-def saved_page(session: OpenedSession, known: TokenBytes) -> bytes:
-    """The file. Takes seconds per million tokens. known: bytes of token ids."""
+def saved_page(session: OpenedSession, known: Mapping[str, TokenBytes]) -> bytes:
+    """The file. Takes seconds per million tokens. known: bytes of token ids, by tokenizer (`tokenizer_of`)."""
     sources = page_sources()
     style = sources["app/style.css"].decode()
     policy = _POLICY.format(script=_hash(_LOADER), style=_hash(style))
@@ -63,7 +64,7 @@ def saved_page(session: OpenedSession, known: TokenBytes) -> bytes:
     ).encode()
 
 
-def _packed(session: OpenedSession, known: TokenBytes) -> str:
+def _packed(session: OpenedSession, known: Mapping[str, TokenBytes]) -> str:
     """Base64 of the deflated responses: uint32 length of a header, the header, and the bodies in sequence.
 
     The header is JSON: [[path, media type, offset, length], ...], with offsets from the first body.
@@ -81,7 +82,7 @@ def _packed(session: OpenedSession, known: TokenBytes) -> str:
     return base64.b64encode(zlib.compress(whole, 9)).decode()
 
 
-def _answers(session: OpenedSession, known: TokenBytes) -> Iterator[tuple[str, str, bytes]]:
+def _answers(session: OpenedSession, known: Mapping[str, TokenBytes]) -> Iterator[tuple[str, str, bytes]]:
     """(path, media type, body) of everything that the page requests."""
     outline = session.outline
     path = f"/v1/sessions/{quote(outline.session_id, safe='')}"
@@ -89,17 +90,19 @@ def _answers(session: OpenedSession, known: TokenBytes) -> Iterator[tuple[str, s
     for first in range(0, len(session.calls), _BLOCK):
         contents = call_contents(session, first, _BLOCK)
         yield f"{path}/calls?first={first}&limit={_BLOCK}", "application/json", encode_json(contents)
-    seen: set[int] = set()
-    for number in range(len(session.calls)):
-        new = {one: known[one] for one in _ids(session, number) - seen if one in known}
-        seen |= new.keys()
+    seen: defaultdict[str, set[int]] = defaultdict(set)
+    for number, call in enumerate(session.calls):
+        tokenizer = tokenizer_of(call)
+        texts = known.get(tokenizer, {})
+        new = {one: texts[one] for one in _ids(session, number) - seen[tokenizer] if one in texts}
+        seen[tokenizer] |= new.keys()
         columns = encode_columns(token_columns(session, number, 1, new))
         yield f"{path}/tokens?first={number}&limit=1", "application/vnd.gangline.columns", columns
     for line in filter(drifts, outline.calls):
         yield (
             f"{path}/drift?call={line.number}",
             "application/json",
-            encode_json(call_drift(session, line.number, known)),
+            encode_json(call_drift(session, line.number, known.get(tokenizer_of(session.calls[line.number]), {}))),
         )
     for name, content in session.files.items():
         named = quote(name, safe=_URI_COMPONENT)

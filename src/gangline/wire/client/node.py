@@ -10,7 +10,15 @@ import msgspec
 
 from gangline.domain.completion import RecordedCalls
 from gangline.domain.image_store import HeldImage
-from gangline.domain.node_views import BackendView, ExternalView, GateMode, GateState, NodeStatus
+from gangline.domain.node_views import (
+    BackendView,
+    DecodedIds,
+    ExternalView,
+    GateMode,
+    GateState,
+    IdsToDecode,
+    NodeStatus,
+)
 from gangline.domain.session import Grading, GradingRequest
 from gangline.domain.tokens import encode_msgpack
 from gangline.domain.weight_updates import GateUpdate
@@ -150,3 +158,8 @@ class NodeClient(CallerSessions):
         """Remove all engines of the policy, or of a role. Raises: NotFound if the role has no engines."""
         params = {} if role is None else {"role": role}
         await self.request_json("DELETE", "/v1/backends", dict[str, Any], params=params, wait_s=3600.0)
+
+    async def detokenize(self, tokenizer_digest: str, ids: Sequence[int]) -> str:
+        """Returns the text of ids, with special tokens. Raises: NotFound without an engine that has the tokenizer."""
+        body = msgspec.json.encode(IdsToDecode(tokenizer_digest=tokenizer_digest, ids=tuple(ids)))
+        return (await self.request_json("POST", "/v1/detokenize", DecodedIds, body=body)).text

@@ -127,3 +127,4 @@ class SyncNodeClient(_SyncSessions):
     add_backend = _awaited(NodeClient.add_backend)
     remove_backend = _awaited(NodeClient.remove_backend)
     clear_backends = _awaited(NodeClient.clear_backends)
+    detokenize = _awaited(NodeClient.detokenize)

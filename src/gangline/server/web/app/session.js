@@ -44,7 +44,7 @@ export class Session extends Component {
   constructor(props) {
     super(props);
     this.path = `/v1/sessions/${encodeURIComponent(props.id)}`;
-    this.tokens = new SessionTokens(this.path);
+    this.tokens = this.noTokens();
     /** @type {Map<number, import("./types").CallContent>} */
     this.contents = new Map();
     /** @type {Set<number>} First calls of the blocks that were asked for. */
@@ -76,6 +76,13 @@ export class Session extends Component {
     this.timer = setInterval(() => document.visibilityState === "visible" && this.isRunning && this.read(), LOOK_EVERY_MS);
     this.read();
     if (!isSaved) json(`${this.path}/forks`).then((forks) => this.setState({ forks }), (problem) => this.setState({ forksProblem: problem.message }));
+  }
+
+  noTokens() {
+    return new SessionTokens(this.path, (number_) => {
+      const call = this.state.outline?.calls[number_];
+      return call?.certificate.tokenizer_digest || (call?.model ?? "");
+    });
   }
 
   /** What the tree of forks says of this session; null where it is a fork of none. */
@@ -110,7 +117,7 @@ export class Session extends Component {
     const before = this.state.outline;
     if (before !== null && before.attempt !== outline.attempt) this.forget(0);
     else if (before !== null) this.forget(before.calls.length);
-    if (before !== null && outline.outcome !== null) this.tokens = new SessionTokens(this.path); // masks are known now
+    if (before !== null && outline.outcome !== null) this.tokens = this.noTokens(); // masks are known now
     const follows = this.state.follows && outline.outcome === null && outline.calls.length > 0;
     if (follows) this.opened = new Set([outline.calls.length - 1]);
     this.setState({ outline, ...(hasNoCalls(outline) ? { view: /** @type {const} */ ("evidence") } : {}), ...(follows ? { selected: outline.calls.length - 1, chain: null } : {}) }, () => {
@@ -127,7 +134,7 @@ export class Session extends Component {
     for (const first of this.asked) if (first + BLOCK > numCalls) this.asked.delete(first);
     if (numCalls === 0) {
       this.contents.clear();
-      this.tokens = new SessionTokens(this.path);
+      this.tokens = this.noTokens();
     }
   }
 

@@ -25,12 +25,10 @@ function measure() {
 export class StripLayout {
   /**
    * @param {import("./tokens.js").CallTokens} tokens
-   * @param {import("./tokens.js").Vocabulary} vocabulary
    * @param {number} width Pixels.
    */
-  constructor(tokens, vocabulary, width) {
+  constructor(tokens, width) {
     this.tokens = tokens;
-    this.vocabulary = vocabulary;
     this.cell = measure().width;
     this.columns = Math.max(10, Math.floor(width / this.cell));
     /** Column of each token's beginning. */
@@ -66,7 +64,7 @@ export class StripLayout {
   token(id) {
     let found = this.drawn.get(id);
     if (found === undefined) {
-      const label = this.vocabulary.label(id);
+      const label = this.tokens.vocabulary.label(id);
       const text = label.replaceAll("\n", "↵").replaceAll("\t", "→") || "∅";
       const simple = SIMPLE.test(text);
       const cells = simple ? text.length : Math.ceil(measure().context.measureText(text).width / this.cell);

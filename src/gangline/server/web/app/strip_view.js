@@ -75,7 +75,7 @@ export class Strip extends Component {
     if (this.tokens === undefined || this.box === null) return;
     const width = this.box.clientWidth;
     const columns = this.state.layout === null ? 0 : this.state.layout.columns;
-    const layout = new StripLayout(this.tokens, this.props.tokens.vocabulary, width);
+    const layout = new StripLayout(this.tokens, width);
     if (layout.columns !== columns) this.setState({ layout });
   }
 
@@ -186,10 +186,11 @@ export class Strip extends Component {
     const { tokens } = layout;
     if (focus < 0) {
       const told = SCALES.find(({ name }) => name === this.props.scale)?.label;
-      return `${number(tokens.sampled)} context, ${number(tokens.length - tokens.sampled)} sampled. Colour: ${told}.`;
+      const unread = tokens.isUnread ? " Ids are shown: no connected engine has the tokenizer that knows their texts." : "";
+      return `${number(tokens.sampled)} context, ${number(tokens.length - tokens.sampled)} sampled. Colour: ${told}.${unread}`;
     }
     const id = tokens.ids[focus];
-    const bytes = this.props.tokens.vocabulary.bytes.get(id);
+    const bytes = tokens.vocabulary.bytes.get(id);
     const facts = [`${focus < tokens.sampled ? "context" : "sampled"} ${focus}`, `id ${id}`];
     if (bytes !== undefined) facts.push(`“${layout.token(id).text}”`, `bytes ${shownBytes(bytes)}`);
     if (focus >= tokens.sampled) {

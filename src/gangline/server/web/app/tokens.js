@@ -3,7 +3,7 @@
 import { columns } from "./api.js";
 import { visible } from "./visible.js";
 
-/** Bytes and shown text of token ids, of all answers so far. */
+/** Bytes and shown text of one tokenizer's ids, of all answers so far. */
 export class Vocabulary {
   constructor() {
     /** @type {Map<number, Uint8Array>} */
@@ -51,13 +51,20 @@ export class CallTokens {
   /**
    * @param {{ids: Int32Array, logprobs: Float32Array, mask: Int8Array, versions: Int32Array}} arrays
    * @param {number} sampled
+   * @param {Vocabulary} vocabulary
    */
-  constructor(arrays, sampled) {
+  constructor(arrays, sampled, vocabulary) {
     this.ids = arrays.ids;
     this.logprobs = arrays.logprobs;
     this.mask = arrays.mask;
     this.versions = arrays.versions;
     this.sampled = sampled;
+    this.vocabulary = vocabulary;
+  }
+
+  /** Whether no id has a known text. */
+  get isUnread() {
+    return this.length > 0 && !this.ids.some((id) => this.vocabulary.bytes.has(id));
   }
 
   get length() {
@@ -75,10 +82,15 @@ export class CallTokens {
 }
 
 export class SessionTokens {
-  /** @param {string} path Of the session's route. */
-  constructor(path) {
+  /**
+   * @param {string} path Of the session's route.
+   * @param {(call: number) => string} tokenizerOf A name of a call's tokenizer: an id has another text in another model.
+   */
+  constructor(path, tokenizerOf) {
     this.path = path;
-    this.vocabulary = new Vocabulary();
+    this.tokenizerOf = tokenizerOf;
+    /** @type {Map<string, Vocabulary>} */
+    this.vocabularies = new Map();
     /** @type {Map<number, Promise<CallTokens>>} */
     this.calls = new Map();
   }
@@ -97,7 +109,10 @@ export class SessionTokens {
   /** @param {number} call */
   async fetch(call) {
     const answer = /** @type {any} */ (await columns(`${this.path}/tokens?first=${call}&limit=1`));
-    this.vocabulary.add(answer);
-    return new CallTokens(answer, answer.sampled[0] ?? 0);
+    const tokenizer = this.tokenizerOf(call);
+    const vocabulary = this.vocabularies.get(tokenizer) ?? new Vocabulary();
+    this.vocabularies.set(tokenizer, vocabulary);
+    vocabulary.add(answer);
+    return new CallTokens(answer, answer.sampled[0] ?? 0, vocabulary);
   }
 }

@@ -16,6 +16,7 @@ export interface Certificate {
   sampling: Record<string, unknown>;
   engine: string;
   engine_version: string;
+  tokenizer_digest: string;
 }
 
 export interface CallLine {
