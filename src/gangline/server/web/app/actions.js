@@ -42,7 +42,7 @@ function Save({ path, name }) {
 export function TaskActions({ id, running }) {
   const path = `/v1/tasks/${encodeURIComponent(id)}`;
   const result = `${path}/result?partial=1`;
-  return html`<div class="views" role="group" aria-label="Do">
+  return html`<div class="views do" role="group" aria-label="Do">
     <${Save} path=${result} name=${id} />
     <${CopyCurl} path=${result} />
     ${running &&
@@ -54,7 +54,7 @@ export function TaskActions({ id, running }) {
 /** @param {{id: string, running: boolean, call: number}} props call: the selected one. */
 export function SessionActions({ id, running, call }) {
   const path = `/v1/sessions/${encodeURIComponent(id)}`;
-  return html`<div class="views" role="group" aria-label="Do">
+  return html`<div class="views do" role="group" aria-label="Do">
       ${!running && html`<${Save} path=${`${path}/result`} name=${id} />`}
       <${CopyCurl} path=${running ? `${path}/outline` : `${path}/result`} />
       ${running &&

@@ -21,7 +21,7 @@ export function Aligned({ id, numSamples, changed }) {
   if (error !== "") return html`<p class="problem" role="alert">${error}</p>`;
   if (group === null) return html`<p aria-busy="true">Comparing the samples ...</p>`;
   return html`${numSamples > AT_ONCE &&
-    html`<div class="views" role="group" aria-label="Samples that are compared">
+    html`<div class="views tabs" role="group" aria-label="Samples that are compared">
       ${Array.from({ length: Math.ceil(numSamples / AT_ONCE) }, (_, page) => page * AT_ONCE).map(
         (start) => html`<button type="button" aria-pressed=${first === start} onClick=${() => setFirst(start)}>
           ${start} to ${Math.min(start + AT_ONCE, numSamples) - 1}

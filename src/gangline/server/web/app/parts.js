@@ -4,6 +4,10 @@ import { visible } from "./visible.js";
 import { html, useState } from "./ui.js";
 
 const FOLDED_CHARS = 1200;
+/** Texts up to this length stay open in a long request. */
+const SHORT_CHARS = 600;
+/** What agents' programs put around their own notes to the model. */
+const NOTE = /^\s*<[\w-]*(reminder|environment|context)[\w-]*>/i;
 const SHOWN_CHARS = 50_000;
 
 /** @typedef {import("./types").Part} Part */
@@ -54,12 +58,12 @@ function plainText(part) {
 
 /**
  * One part of a message.
- * @param {{part: Part, role: string, open: boolean}} props
+ * @param {{part: Part, role: string, open: boolean, isKnown: boolean}} props
  */
-function PartView({ part, role, open }) {
+function PartView({ part, role, open, isKnown }) {
   switch (part.type) {
     case "text":
-      return html`<${Fold} title=${role} kind=${`said ${role}`} open=${open}>
+      return html`<${Fold} title=${isKnown ? `${role}, as before` : role} peek=${firstLine(part.text)} kind=${`said ${role}`} open=${open}>
         <${LongText} text=${part.text} kind=${role} />
       <//>`;
     case "thinking":
@@ -94,19 +98,39 @@ function readable(text) {
   }
 }
 
+/** @param {Part} part */
+function isBlank(part) {
+  return part.type === "text" && part.text.trim() === "";
+}
+
 /**
- * Messages, one after the other. System text is folded: it is long, and the same in every call.
- * @param {{messages: import("./types").Message[]}} props
+ * @param {Part} part
+ * @param {string} role
+ * @param {boolean} isKnown
+ * @param {boolean} isLong
  */
-export function Messages({ messages }) {
-  return messages.flatMap((message, at) =>
-    message.parts.map(
-      (part, index) => html`<${PartView}
-        key=${`${at}.${index}`}
-        part=${part}
-        role=${message.role}
-        open=${message.role !== "system" && message.role !== "developer"}
-      />`,
-    ),
-  );
+function opens(part, role, isKnown, isLong) {
+  const text = part.type === "tool_result" ? part.content.map(plainText).join("\n") : plainText(part);
+  if (isLong && text.length > SHORT_CHARS) return false;
+  return role !== "system" && role !== "developer" && !isKnown && !(part.type === "text" && NOTE.test(text));
+}
+
+/**
+ * Messages, one after the other. Folded are system texts and notes, what an earlier call had, and the long texts of a
+ * long request. A blank text, as of a reply that only calls tools, is left out.
+ * @param {object} props
+ * @param {import("./types").Message[]} props.messages
+ * @param {(text: string) => boolean} [props.isKnown] Whether an earlier call had the text.
+ * @param {boolean} [props.isLong] Whether the request is long.
+ */
+export function Messages({ messages, isKnown = () => false, isLong = false }) {
+  return messages.flatMap((message, at) => {
+    const parts = message.parts.filter((part) => !isBlank(part));
+    if (parts.length === 0) return [html`<p key=${at} class="part preview">${message.role}: no text</p>`];
+    return parts.map((part, index) => {
+      const known = part.type === "text" && message.role !== "assistant" && isKnown(part.text);
+      const open = opens(part, message.role, known, isLong && message.role !== "assistant");
+      return html`<${PartView} key=${`${at}.${index}`} part=${part} role=${message.role} open=${open} isKnown=${known} />`;
+    });
+  });
 }

@@ -3,6 +3,10 @@
 
 const VERSIONS = ["#56b4e9", "#e69f00", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7", "#999999"];
 const SHADES = 24;
+const TRAINED = "rgb(86 180 233 / 0.5)";
+const ABOVE = "rgb(0 114 178 / 0.45)";
+const BELOW = "rgb(213 94 0 / 0.45)";
+const CHANCES = [1, 0.5, 0.1, 0.01, 0.001];
 
 /** @type {{name: string, label: string}[]} */
 export const SCALES = [
@@ -27,23 +31,52 @@ export function background(scale, tokens, index, advantage) {
     case "logprob":
       return UNLIKELY[shade(tokens.logprobs[index])];
     case "mask":
-      return tokens.mask[index] ? "rgb(86 180 233 / 0.5)" : "";
+      return tokens.mask[index] ? TRAINED : "";
     case "version":
-      return tokens.versions[index] < 0 ? "" : `${VERSIONS[tokens.versions[index] % VERSIONS.length]}99`;
+      return tokens.versions[index] < 0 ? "" : versionColour(tokens.versions[index]);
     case "advantage":
       if (!tokens.mask[index] || advantage === null || advantage === 0) return "";
-      return advantage > 0 ? "rgb(0 114 178 / 0.45)" : "rgb(213 94 0 / 0.45)";
+      return advantage > 0 ? ABOVE : BELOW;
     default:
       return "";
   }
 }
 
 /**
- * 0 where the model was sure, `SHADES` where the token had a chance of one in a thousand or less.
+ * What the colours of a scale mean: each with its text, an empty colour for none.
+ * @param {string} scale
+ * @param {import("./tokens.js").CallTokens} tokens
+ * @param {number | null} advantage
+ * @returns {{colour: string, label: string}[]}
+ */
+export function legend(scale, tokens, advantage) {
+  switch (scale) {
+    case "logprob":
+      return CHANCES.map((chance) => ({ colour: UNLIKELY[shade(Math.log(chance))], label: `${number(100 * chance)} %` }));
+    case "mask":
+      return [{ colour: TRAINED, label: "trained on" }, { colour: "", label: "not trained on" }];
+    case "version": {
+      const seen = [...new Set(tokens.versions.subarray(tokens.sampled))].filter((version) => version >= 0);
+      return seen.map((version) => ({ colour: versionColour(version), label: `version ${version}` }));
+    }
+    default:
+      if (advantage === null) return [{ colour: "", label: "no other sample has a reward" }];
+      return [{ colour: ABOVE, label: "reward above the mean" }, { colour: BELOW, label: "below" }];
+  }
+}
+
+/** @param {number} version */
+function versionColour(version) {
+  return `${VERSIONS[version % VERSIONS.length]}99`;
+}
+
+/**
+ * 0 where the model was sure, `SHADES` where the token had a chance of one in a thousand or less. By the root, so that
+ * a chance of a third is seen.
  * @param {number} logprob
  */
 function shade(logprob) {
-  const share = Math.min(1, Math.max(0, -logprob / 6.9));
+  const share = Math.sqrt(Math.min(1, Math.max(0, -logprob / 6.9)));
   return Number.isFinite(share) ? Math.round(share * SHADES) : SHADES;
 }
 

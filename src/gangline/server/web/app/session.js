@@ -20,6 +20,8 @@ import { Component, effect, html, isTyping } from "./ui.js";
 const BLOCK = 16;
 const CLOSED_PX = 180;
 const PX_PER_CHAR = 0.12;
+/** Shorter texts are not folded when they come again. */
+const REPEATED_CHARS = 200;
 /** A running session is asked for at least so often: the server follows those that are looked at. */
 const LOOK_EVERY_MS = 20_000;
 
@@ -47,6 +49,8 @@ export class Session extends Component {
     this.tokens = this.noTokens();
     /** @type {Map<number, import("./types").CallContent>} */
     this.contents = new Map();
+    /** @type {Map<string, number>} Long text of a request -> the first call that has it. */
+    this.firstWith = new Map();
     /** @type {Set<number>} First calls of the blocks that were asked for. */
     this.asked = new Set();
     /** @type {Set<number>} */
@@ -173,11 +177,34 @@ export class Session extends Component {
     this.asked.add(first);
     json(`${this.path}/calls?first=${first}&limit=${BLOCK}`).then(
       (/** @type {import("./types").CallContent[]} */ contents) => {
-        for (const content of contents) this.contents.set(content.number, content);
+        for (const content of contents) this.keep(content);
         this.forceUpdate();
       },
       () => this.asked.delete(first),
     );
+  }
+
+  /** @param {import("./types").CallContent} content */
+  keep(content) {
+    this.contents.set(content.number, content);
+    for (const part of content.new_messages.flatMap((message) => message.parts)) {
+      if (part.type !== "text" || part.text.length < REPEATED_CHARS) continue;
+      if (content.number < (this.firstWith.get(part.text) ?? Infinity)) this.firstWith.set(part.text, content.number);
+    }
+  }
+
+  /**
+   * The tools that a call's request offered.
+   * @param {import("./types").Outline} outline
+   * @param {number} number_
+   */
+  toolsOf(outline, number_) {
+    const { number: first } = firstOf(outline, outline.calls[number_]);
+    this.fetch(first);
+    const content = this.contents.get(first);
+    const before = number_ === 0 ? undefined : this.contents.get(firstOf(outline, outline.calls[number_ - 1]).number);
+    const isRepeat = content !== before && JSON.stringify(content?.tools) === JSON.stringify(before?.tools);
+    return { number: first, content, isRepeat };
   }
 
   /** @param {number} call */
@@ -291,7 +318,7 @@ export class Session extends Component {
         html`<button type="button" aria-pressed=${this.state.follows} onClick=${() => this.setFollowing(!this.state.follows)}>
           Follow the newest call
         </button>`}
-        <div class="views" role="group" aria-label="View">
+        <div class="views tabs" role="group" aria-label="View">
           ${!hasNoCalls(outline) &&
           html`<button type="button" aria-pressed=${view === "calls"} onClick=${() => this.setState({ view: "calls" })}>Calls</button>`}
           <button type="button" aria-pressed=${view === "evidence"} onClick=${() => this.setState({ view: "evidence" })}>
@@ -305,8 +332,7 @@ export class Session extends Component {
         ${!isSaved &&
         html`<${SessionActions} id=${outline.session_id} running=${outline.outcome === null} call=${this.state.selected} />`}
         ${outline.calls.length > 0 &&
-        html`<${Scales} chosen=${this.state.scale} advantage=${this.state.advantage} onChoose=${(/** @type {string} */ scale) => this.setState({ scale })} />
-          <${ChainTree} outline=${outline} chosen=${chain} onChoose=${(/** @type {number | null} */ one) => this.choose(one)} />`}
+        html`<${ChainTree} outline=${outline} chosen=${chain} onChoose=${(/** @type {number | null} */ one) => this.choose(one)} />`}
         ${this.state.forksProblem !== "" && html`<p class="problem" role="alert">Its forks could not be read: ${visible(this.state.forksProblem)}</p>`}
         ${this.state.forks !== null && html`<${ForkTree} id=${this.props.id} tree=${this.state.forks} />`}
       </aside>
@@ -349,12 +375,11 @@ export class Session extends Component {
     this.fetch(number_);
     const call = outline.calls[number_];
     const before = call.parent === null ? null : outline.calls[call.parent];
-    const first = firstOf(outline, call).number;
-    this.fetch(first);
     return html`<${Turn}
       call=${call}
       content=${this.contents.get(number_)}
-      first=${{ number: first, content: this.contents.get(first) }}
+      first=${this.toolsOf(outline, number_)}
+      isKnown=${(/** @type {string} */ text) => (this.firstWith.get(text) ?? number_) < number_}
       selected=${this.state.selected === number_}
       opened=${this.opened.has(number_)}
       compared=${this.compared.has(number_)}
@@ -370,6 +395,7 @@ export class Session extends Component {
         tokens: this.tokens,
         scale: this.state.scale,
         advantage: this.state.advantage,
+        onScale: (/** @type {string} */ scale) => this.setState({ scale }),
         scroller: () => this.list?.scroller ?? null,
         focused: this.openedByKey === number_,
       }}
@@ -391,20 +417,4 @@ function firstOf(outline, call) {
 /** @param {import("./types").Outline | null} outline An ended session without calls has nothing to list but its evidence. */
 function hasNoCalls(outline) {
   return outline !== null && outline.outcome !== null && outline.calls.length === 0;
-}
-
-/**
- * @param {object} props
- * @param {string} props.chosen
- * @param {number | null} props.advantage
- * @param {(scale: string) => void} props.onChoose
- */
-function Scales({ chosen, advantage, onChoose }) {
-  return html`<div class="views" role="group" aria-label="Colour of tokens">
-    ${SCALES.map(
-      ({ name, label }) => html`<button type="button" aria-pressed=${chosen === name} onClick=${() => onChoose(name)}>
-        ${name === "advantage" && advantage !== null ? `${label} ${number(advantage)}` : label}
-      </button>`,
-    )}
-  </div>`;
 }

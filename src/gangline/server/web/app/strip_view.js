@@ -1,7 +1,7 @@
 // The token strip in the page: the canvas of the rows in view, and under it one line of text about the token that the
 // pointer or the keyboard is on. The line is what screen readers and tests read; a canvas has no text.
 
-import { number, SCALES } from "./scales.js";
+import { legend, number, SCALES } from "./scales.js";
 import { ROW, StripLayout, themeColours } from "./strip.js";
 import { shownBytes } from "./visible.js";
 import { Component, html } from "./ui.js";
@@ -15,6 +15,7 @@ const NUM_UNLIKELY = 10;
  * @property {string} scale
  * @property {number | null} advantage
  * @property {() => HTMLElement | null} scroller
+ * @property {(scale: string) => void} onScale
  * @property {boolean} focused Whether the keyboard goes to the strip when it opens.
  */
 
@@ -164,6 +165,7 @@ export class Strip extends Component {
     const { layout, error } = this.state;
     if (error !== "") return html`<p class="problem" role="alert">${error}</p>`;
     return html`<div class="strip">
+      ${layout !== null && html`<${Scales} ...${this.props} callTokens=${layout.tokens} />`}
       <div
         class="strip-rows"
         ref=${(/** @type {HTMLElement | null} */ box) => (this.box = box)}
@@ -201,4 +203,24 @@ export class Strip extends Component {
     }
     return facts.join(" · ");
   }
+}
+
+/**
+ * The choice of a colour, and what it means.
+ * @param {StripProps & {callTokens: import("./tokens.js").CallTokens}} props
+ */
+function Scales({ call, scale, advantage, onScale, callTokens }) {
+  return html`<div class="views scales" role="group" aria-label=${`Colour of tokens of call ${call}`}>
+      ${SCALES.map(
+        ({ name, label }) => html`<button type="button" aria-pressed=${scale === name} onClick=${() => onScale(name)}>
+          ${name === "advantage" && advantage !== null ? `${label} ${number(advantage)}` : label}
+        </button>`,
+      )}
+    </div>
+    <ul class="legend" aria-label="Colours">
+      <li>${scale === "logprob" ? "grey: context; chance of a sampled token:" : "grey: context; sampled:"}</li>
+      ${legend(scale, callTokens, advantage).map(
+        ({ colour, label }) => html`<li><span class="swatch" style=${{ background: colour }}></span> ${label}</li>`,
+      )}
+    </ul>`;
 }

@@ -13,19 +13,20 @@ const NAMED = 40;
  * @param {object} props
  * @param {Tool[]} props.tools
  * @param {number} props.call
- * @param {number} props.origin Number of the call that they are told with: later calls of its conversation have the same.
+ * @param {number} props.origin Number of the call whose request had them first in this conversation.
+ * @param {boolean} props.isRepeat Whether the call before had the same.
  * @param {boolean} props.isHidden Whether the model was not shown them.
  */
-export function Tools({ tools, call, origin, isHidden }) {
+export function Tools({ tools, call, origin, isRepeat, isHidden }) {
   if (tools.length === 0) return null;
   const names = tools.slice(0, NAMED).map((tool) => tool.name);
   const count = `${number(tools.length)} tool${tools.length === 1 ? "" : "s"}`;
   return html`<${Fold}
-    title=${origin === call ? `${count} offered` : `${count}, as in call ${origin}`}
+    title=${origin === call ? `${count} offered${isRepeat ? ", as before" : ""}` : `${count}, as in call ${origin}`}
     peek=${visible(names.join(", "))}
     badge=${isHidden ? "not shown to the model" : ""}
     kind="tools"
-    open=${origin === call}
+    open=${origin === call && !isRepeat}
   >
     ${tools.map(
       (tool) => html`<${Fold} key=${tool.name} title=${visible(tool.name)} peek=${firstLine(tool.description ?? "")} kind="tool" open=${false}>

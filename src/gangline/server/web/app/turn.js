@@ -11,12 +11,16 @@ import { html } from "./ui.js";
 
 /** @typedef {import("./types").CallLine} CallLine */
 
+/** A request with more new tokens opens folded. */
+const LONG_TOKENS = 4000;
+
 /**
  * @param {object} props
  * @param {CallLine} props.call
  * @param {import("./types").CallContent | undefined} props.content
- * @param {{number: number, content: import("./types").CallContent | undefined}} props.first The call that its conversation
- * began with, whose request had the tools of all.
+ * @param {{number: number, content: import("./types").CallContent | undefined, isRepeat: boolean}} props.first The call
+ * that its conversation began with, whose request had the tools of all; whether the call before had the same.
+ * @param {(text: string) => boolean} props.isKnown Whether an earlier call had the text.
  * @param {boolean} props.selected
  * @param {boolean} props.opened Whether its tokens are shown.
  * @param {boolean} props.compared Whether its drift is shown.
@@ -30,7 +34,7 @@ import { html } from "./ui.js";
  * @param {() => void} props.onFork
  * @param {Omit<import("./strip_view.js").StripProps, "call">} props.strip
  */
-export function Turn({ call, content, first, selected, opened, compared, forking, forkable, path, waited, onSelect, onToggle, onCompare, onFork, strip }) {
+export function Turn({ call, content, first, isKnown, selected, opened, compared, forking, forkable, path, waited, onSelect, onToggle, onCompare, onFork, strip }) {
   const warnings = warningsOf(call);
   return html`<article
     class=${`turn${selected ? " selected" : ""}`}
@@ -46,9 +50,9 @@ export function Turn({ call, content, first, selected, opened, compared, forking
       <ul class="facts">
         ${factsOf(call, waited).map((fact) => html`<li>${fact}</li>`)}
       </ul>
-      ${drifts(call) && html`<button type="button" aria-expanded=${compared} onClick=${onCompare}>drift</button>`}
-      ${forkable !== null && call.turn !== null && html`<button type="button" aria-expanded=${forking} onClick=${onFork}>fork</button>`}
-      <button type="button" aria-expanded=${opened} onClick=${onToggle}>tokens</button>
+      ${drifts(call) && html`<${Toggle} name="drift" open=${compared} onClick=${onCompare} />`}
+      ${forkable !== null && call.turn !== null && html`<${Toggle} name="fork" open=${forking} onClick=${onFork} />`}
+      <${Toggle} name="tokens" open=${opened} onClick=${onToggle} />
     </header>
     ${forking && forkable !== null && call.turn !== null && html`<${ForkForm} id=${forkable} turn=${call.turn} />`}
     ${warnings.map((warning) => html`<p class="warning">${warning}</p>`)}
@@ -58,15 +62,23 @@ export function Turn({ call, content, first, selected, opened, compared, forking
       tools=${first.content.tools}
       call=${call.number}
       origin=${first.number}
+      isRepeat=${first.isRepeat}
       isHidden=${call.unshown.some((what) => what.startsWith("its "))}
     />`}
     ${content === undefined
       ? html`<p class="preview">${visible(call.preview) || "..."}</p>`
-      : html`<${Messages} messages=${[...content.new_messages, content.response]} />
+      : html`<${Messages} messages=${[...content.new_messages, content.response]} isKnown=${isKnown} isLong=${call.num_new_ids > LONG_TOKENS} />
           ${content.num_cut_chars > 0 && html`<p class="warning">${number(content.num_cut_chars)} characters are left out; the
             result has them all.</p>`}`}
     ${opened && html`<${Strip} call=${call.number} ...${strip} />`}
   </article>`;
+}
+
+/** @param {{name: string, open: boolean, onClick: () => void}} props Opens something below the heading. */
+function Toggle({ name, open, onClick }) {
+  return html`<button type="button" class="toggle" aria-expanded=${open} onClick=${onClick}>
+    <span aria-hidden="true">${open ? "▾" : "▸"}</span> ${name}
+  </button>`;
 }
 
 /**
