@@ -8,10 +8,11 @@ import { Ending } from "./ending.js";
 import { Evidence } from "./evidence.js";
 import { BesideParent, ForkTree } from "./forks.js";
 import { calls, follow, latest } from "./live.js";
-import { number, SCALES } from "./scales.js";
+import { SCALES } from "./scales.js";
 import { isSaved } from "./saved.js";
 import { SessionTokens } from "./tokens.js";
 import { Turn } from "./turn.js";
+import { Outcome, Reward } from "./verdict.js";
 import { VirtualList } from "./virtual.js";
 import { visible } from "./visible.js";
 import { mayChange } from "./visitor.js";
@@ -310,9 +311,10 @@ export class Session extends Component {
     return html`<main class="session">
       <aside>
         <h1>${outline.session_id}</h1>
-        <p class="verdict">
-          <b>${outline.outcome === null ? `runs${outline.stage === null ? "" : `: ${outline.stage}`}` : `reward ${number(outline.reward)}, ${outline.outcome.replaceAll("_", " ")}`}</b>, attempt ${outline.attempt} on ${outline.node_id || "no node"}
-        </p>
+        ${outline.outcome === null
+          ? html`<p class="verdict"><b>runs${outline.stage === null ? "" : `: ${outline.stage}`}</b></p>`
+          : html`<p class="verdict"><${Reward} reward=${outline.reward} before="reward " />, <${Outcome} outcome=${outline.outcome} /></p>`}
+        <p>attempt ${outline.attempt} on ${outline.node_id || "no node"}</p>
         <p><a href=${`#/tasks/${encodeURIComponent(outline.task_id)}`}>task ${outline.task_id}</a></p>
         ${outline.outcome === null &&
         html`<button type="button" aria-pressed=${this.state.follows} onClick=${() => this.setFollowing(!this.state.follows)}>

@@ -6,14 +6,49 @@ import { json } from "./api.js";
 import { events, follow } from "./live.js";
 import { number } from "./scales.js";
 import { SessionLink, Table } from "./now.js";
+import { Outcome, Reward, RewardRow } from "./verdict.js";
 import { visible } from "./visible.js";
 import { html, useEffect, useState } from "./ui.js";
+
+const READ_AT_ONCE = 16;
+
+/**
+ * Sampled tokens of each session, as far as they were read. A larger group is read once it has ended.
+ * @param {import("./types").TaskView | null} task
+ * @returns {Map<string, number>}
+ */
+function useSampled(task) {
+  const [sampled, setSampled] = useState(/** @type {Map<string, number>} */ (new Map()));
+  const ended = task === null ? -1 : task.num_samples - task.num_open;
+  useEffect(() => {
+    if (task === null || (task.num_open > 0 && task.num_samples > READ_AT_ONCE)) return undefined;
+    let isWanted = true;
+    const read = async () => {
+      for (let first = 0; first < task.num_samples && isWanted; first += READ_AT_ONCE) {
+        /** @type {import("./types").AlignedSamples} */
+        const group = await json(`/v1/tasks/${encodeURIComponent(task.task_id)}/aligned?first=${first}&limit=${READ_AT_ONCE}`);
+        setSampled((known) => new Map([...known, ...group.samples.map((one) => /** @type {[string, number]} */ ([one.session_id, one.num_sampled_ids]))]));
+      }
+    };
+    read().catch(() => {}); // the numbers are left out
+    return () => {
+      isWanted = false;
+    };
+  }, [task?.task_id, ended]);
+  return sampled;
+}
+
+/** @param {import("./types").SessionView} session */
+function seconds(session) {
+  return session.leased_at === null || session.ended_at === null ? null : Math.round(10 * (session.ended_at - session.leased_at)) / 10;
+}
 
 /** @param {{id: string}} props */
 export function Task({ id }) {
   const [task, setTask] = useState(/** @type {import("./types").TaskView | null} */ (null));
   const [error, setError] = useState("");
   useEffect(follow, []);
+  const sampled = useSampled(task);
   const changed = task !== null && task.ended_at !== null ? 0 : events.value;
   useEffect(() => {
     json(`/v1/tasks/${encodeURIComponent(id)}`).then(setTask, (problem) => setError(problem.message));
@@ -29,14 +64,17 @@ export function Task({ id }) {
     ${typeof instruction === "string" && html`<pre class="instruction">${visible(instruction.slice(0, 4000))}</pre>`}
     <${TaskActions} id=${task.task_id} running=${task.num_open > 0} />
     <h2>Samples</h2>
-    <${Table} titles=${["sample", "session", "outcome", "reward", "less the mean", "failure"]}>
+    <${RewardRow} sessions=${task.sessions} />
+    <${Table} titles=${["sample", "session", "outcome", "reward", "less the mean", "seconds", "tokens", "failure"]}>
       ${task.sessions.map(
         (session) => html`<tr key=${session.session_id}>
           <td class="number">${session.sample_index}</td>
           <td><${SessionLink} session=${session} /></td>
-          <td>${(session.outcome ?? session.stage ?? session.state).replaceAll("_", " ")}</td>
-          <td class="number">${number(session.reward)}</td>
+          <td><${Outcome} outcome=${session.outcome ?? session.stage ?? session.state} /></td>
+          <td class="number"><${Reward} reward=${session.reward} /></td>
           <td class="number">${session.reward === null || mean === null ? "–" : number(session.reward - mean)}</td>
+          <td class="number">${number(seconds(session))}</td>
+          <td class="number">${number(sampled.get(session.session_id))}</td>
           <td>${session.failure === null ? "" : `${session.failure.boundary}: ${visible(session.failure.message)}`}</td>
         </tr>`,
       )}
