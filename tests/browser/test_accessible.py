@@ -24,6 +24,7 @@ PARTS = {
     "drift": ("sessions/task-1.0?call=4", "#call-4", ("d",)),
     "find": ("find?words=sign", "[role=status]", ()),
     "calls": ("sessions/task-1.0", "article", ("j", "t", "?")),
+    "failed": ("sessions/broken.0", "[aria-label='How the session ended']", ()),
     "evidence": ("sessions/task-1.0", "article", ("e",)),
 }
 

@@ -43,29 +43,31 @@ export function Columns({ group, label = "Samples side by side", name = (index) 
   const numRows = Math.min(SHOWN_CALLS, numCalls);
   return html`<p>The first ${number(group.num_alike_ids)} tokens of all are alike.</p>
     ${numRows < numCalls && html`<p>The next ${number(numRows)} calls are shown, of ${number(numCalls)}.</p>`}
-    <table class="aligned" aria-label=${label}>
-      <thead>
-        <tr>
-          ${samples.map(
-            (sample) => html`<th scope="col" key=${sample.session_id}>
-              <a href=${`#/sessions/${encodeURIComponent(sample.session_id)}`}>${name(sample.sample_index)}</a>
-              ${facts(sample, name).map((fact) => html`<div>${fact}</div>`)}
-            </th>`,
+    <div class="sideways" role="region" aria-label=${`${label}, scrolled sideways`} tabindex="0">
+      <table class="aligned" aria-label=${label}>
+        <thead>
+          <tr>
+            ${samples.map(
+              (sample) => html`<th scope="col" key=${sample.session_id}>
+                <a href=${`#/sessions/${encodeURIComponent(sample.session_id)}`}>${name(sample.sample_index)}</a>
+                ${facts(sample, name).map((fact) => html`<div>${fact}</div>`)}
+              </th>`,
+            )}
+          </tr>
+        </thead>
+        <tbody>
+          <tr>
+            ${samples.map((sample) => html`<td key=${sample.session_id}><${Leaving} sample=${sample} /></td>`)}
+          </tr>
+          ${Array.from(
+            { length: numRows },
+            (_, row) => html`<tr key=${row}>
+              ${samples.map((sample) => html`<td key=${sample.session_id}><${CallCell} sample=${sample} row=${row} /></td>`)}
+            </tr>`,
           )}
-        </tr>
-      </thead>
-      <tbody>
-        <tr>
-          ${samples.map((sample) => html`<td key=${sample.session_id}><${Leaving} sample=${sample} /></td>`)}
-        </tr>
-        ${Array.from(
-          { length: numRows },
-          (_, row) => html`<tr key=${row}>
-            ${samples.map((sample) => html`<td key=${sample.session_id}><${CallCell} sample=${sample} row=${row} /></td>`)}
-          </tr>`,
-        )}
-      </tbody>
-    </table>`;
+        </tbody>
+      </table>
+    </div>`;
 }
 
 /**

@@ -38,6 +38,7 @@ const LOOK_EVERY_MS = 20_000;
  * @property {number | null} forking Number of the call whose form of forks is shown.
  * @property {string} scale
  * @property {number | null} advantage
+ * @property {boolean} unfolded Whether a narrow page shows what stands on the left of a wide one.
  * @property {boolean} follows Whether the newest call is shown, with its tokens.
  */
 
@@ -62,7 +63,7 @@ export class Session extends Component {
     /** @type {VirtualList | null} */
     this.list = null;
     /** @type {SessionState} */
-    this.state = { outline: null, error: "", chain: null, selected: props.call ?? 0, view: "calls", forks: null, forksProblem: "", forking: null, scale: "logprob", advantage: null, follows: props.call === null };
+    this.state = { outline: null, error: "", chain: null, selected: props.call ?? 0, view: "calls", forks: null, forksProblem: "", forking: null, scale: "logprob", advantage: null, unfolded: false, follows: props.call === null };
     this.reading = false;
     this.again = false;
     this.timer = 0;
@@ -331,12 +332,17 @@ export class Session extends Component {
             Beside its parent
           </button>`}
         </div>
-        ${!isSaved &&
-        html`<${SessionActions} id=${outline.session_id} running=${outline.outcome === null} call=${this.state.selected} />`}
-        ${outline.calls.length > 0 &&
-        html`<${ChainTree} outline=${outline} chosen=${chain} onChoose=${(/** @type {number | null} */ one) => this.choose(one)} />`}
-        ${this.state.forksProblem !== "" && html`<p class="problem" role="alert">Its forks could not be read: ${visible(this.state.forksProblem)}</p>`}
-        ${this.state.forks !== null && html`<${ForkTree} id=${this.props.id} tree=${this.state.forks} />`}
+        <button type="button" class="unfold" aria-expanded=${this.state.unfolded} onClick=${() => this.setState({ unfolded: !this.state.unfolded })}>
+          <span aria-hidden="true">${this.state.unfolded ? "▾" : "▸"}</span> Chains, forks and what can be done
+        </button>
+        <div class=${this.state.unfolded ? "unfolded" : "folded"}>
+          ${!isSaved &&
+          html`<${SessionActions} id=${outline.session_id} running=${outline.outcome === null} call=${this.state.selected} />`}
+          ${outline.calls.length > 0 &&
+          html`<${ChainTree} outline=${outline} chosen=${chain} onChoose=${(/** @type {number | null} */ one) => this.choose(one)} />`}
+          ${this.state.forksProblem !== "" && html`<p class="problem" role="alert">Its forks could not be read: ${visible(this.state.forksProblem)}</p>`}
+          ${this.state.forks !== null && html`<${ForkTree} id=${this.props.id} tree=${this.state.forks} />`}
+        </div>
       </aside>
       <div class="middle">
         <${Ending} outline=${outline} path=${this.path} onWhy=${view === "evidence" ? null : () => this.showEvidence()} />

@@ -65,20 +65,22 @@ export function Task({ id }) {
     <${TaskActions} id=${task.task_id} running=${task.num_open > 0} />
     <h2>Samples</h2>
     <${RewardRow} sessions=${task.sessions} />
-    <${Table} titles=${["sample", "session", "outcome", "reward", "less the mean", "seconds", "tokens", "failure"]}>
-      ${task.sessions.map(
-        (session) => html`<tr key=${session.session_id}>
-          <td class="number">${session.sample_index}</td>
-          <td><${SessionLink} session=${session} /></td>
-          <td><${Outcome} outcome=${session.outcome ?? session.stage ?? session.state} /></td>
-          <td class="number"><${Reward} reward=${session.reward} /></td>
-          <td class="number">${session.reward === null || mean === null ? "–" : number(session.reward - mean)}</td>
-          <td class="number">${number(seconds(session))}</td>
-          <td class="number">${number(sampled.get(session.session_id))}</td>
-          <td>${session.failure === null ? "" : `${session.failure.boundary}: ${visible(session.failure.message)}`}</td>
-        </tr>`,
-      )}
-    <//>
+    <div class="sideways" role="region" aria-label="Samples" tabindex="0">
+      <${Table} titles=${["sample", "session", "outcome", "reward", "less the mean", "seconds", "tokens", "failure"]}>
+        ${task.sessions.map(
+          (session) => html`<tr key=${session.session_id}>
+            <td class="number">${session.sample_index}</td>
+            <td><${SessionLink} session=${session} /></td>
+            <td><${Outcome} outcome=${session.outcome ?? session.stage ?? session.state} /></td>
+            <td class="number"><${Reward} reward=${session.reward} /></td>
+            <td class="number">${session.reward === null || mean === null ? "–" : number(session.reward - mean)}</td>
+            <td class="number">${number(seconds(session))}</td>
+            <td class="number">${number(sampled.get(session.session_id))}</td>
+            <td>${session.failure === null ? "" : `${session.failure.boundary}: ${visible(session.failure.message)}`}</td>
+          </tr>`,
+        )}
+      <//>
+    </div>
     <h2>Side by side</h2>
     <${Aligned} id=${id} numSamples=${task.num_samples} changed=${task.num_open} />
   </main>`;
