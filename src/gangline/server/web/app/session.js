@@ -140,6 +140,7 @@ export class Session extends Component {
     for (const first of this.asked) if (first + BLOCK > numCalls) this.asked.delete(first);
     if (numCalls === 0) {
       this.contents.clear();
+      this.firstWith.clear();
       this.tokens = this.noTokens();
     }
   }

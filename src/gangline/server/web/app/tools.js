@@ -8,6 +8,8 @@ import { html } from "./ui.js";
 /** @typedef {import("./types").Tool} Tool */
 
 const NAMED = 40;
+/** More tools are folded even where they are new. */
+const FEW = 12;
 
 /**
  * @param {object} props
@@ -26,7 +28,7 @@ export function Tools({ tools, call, origin, isRepeat, isHidden }) {
     peek=${visible(names.join(", "))}
     badge=${isHidden ? "not shown to the model" : ""}
     kind="tools"
-    open=${origin === call && !isRepeat}
+    open=${origin === call && !isRepeat && tools.length <= FEW}
   >
     ${tools.map(
       (tool) => html`<${Fold} key=${tool.name} title=${visible(tool.name)} peek=${firstLine(tool.description ?? "")} kind="tool" open=${false}>

@@ -32,18 +32,17 @@ export function Outcome({ outcome }) {
 export function RewardRow({ sessions }) {
   const most = Math.max(1, ...sessions.map((session) => Math.abs(session.reward ?? 0)));
   return html`<ol class="rewards" aria-label="Rewards by sample">
-    ${sessions.map(
-      (session) => html`<li key=${session.session_id}>
-        <a
-          href=${session.state === "queued" ? undefined : `#/sessions/${encodeURIComponent(session.session_id)}`}
-          aria-label=${`sample ${session.sample_index}: reward ${number(session.reward)}`}
-        >
-          <span class=${`bar ${verdictOf(session.reward)}`}>
-            <span style=${{ height: `${(100 * Math.abs(session.reward ?? 0)) / most}%` }}></span>
-          </span>
-          <${Reward} reward=${session.reward} />
-        </a>
-      </li>`,
-    )}
+    ${sessions.map((session) => html`<li key=${session.session_id}><${Sample} session=${session} most=${most} /></li>`)}
   </ol>`;
+}
+
+/** @param {{session: import("./types").SessionView, most: number}} props most: reward of a full bar. */
+function Sample({ session, most }) {
+  const bar = html`<span class=${`bar ${verdictOf(session.reward)}`}>
+      <span style=${{ height: `${(100 * Math.abs(session.reward ?? 0)) / most}%` }}></span>
+    </span>
+    <${Reward} reward=${session.reward} />`;
+  if (session.state === "queued") return bar; // it has no page yet
+  const name = `sample ${session.sample_index}: reward ${number(session.reward)}`;
+  return html`<a href=${`#/sessions/${encodeURIComponent(session.session_id)}`} aria-label=${name}>${bar}</a>`;
 }
