@@ -4,7 +4,7 @@
 const BROWSER = [
   "AbortController", "Blob", "DecompressionStream", "Response", "atob", "EventSource", "HTMLElement", "HTMLInputElement", "HTMLSelectElement", "HTMLTextAreaElement", "Headers", "MouseEvent", "KeyboardEvent",
   "ResizeObserver", "SharedWorker", "TextDecoder", "URL", "URLSearchParams", "addEventListener", "cancelAnimationFrame",
-  "clearInterval", "clearTimeout", "console", "document", "fetch", "getComputedStyle", "globalThis", "history", "location", "matchMedia",
+  "clearInterval", "clearTimeout", "console", "document", "fetch", "getComputedStyle", "globalThis", "history", "localStorage", "location", "matchMedia",
   "navigator", "queueMicrotask", "removeEventListener", "requestAnimationFrame", "setInterval", "setTimeout", "window",
 ];
 
