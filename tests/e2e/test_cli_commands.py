@@ -103,6 +103,10 @@ def test_tasks_and_sessions_are_listed_page_by_page_and_by_what_they_are(up: UpP
     found = [session["session_id"] for session in (*page["sessions"], *rest["sessions"])]
     assert found == ["list-b.1", "list-b.0", "list-a.1", "list-a.0"]
     assert listed("sessions", "--outcome", "infra_error")["sessions"] == []
+    of_one = listed("sessions", "--task", "list-a")["sessions"]
+    assert [session["session_id"] for session in of_one] == ["list-a.1", "list-a.0"]
+    unknown = gangline("list", "sessions", "--task", "list-c", "--data", up.data)
+    assert (unknown.returncode, "no task 'list-c'" in unknown.stderr) == (4, True)
     shown = gangline("list", "tasks", "--submitter", "lister", "--limit", "1", "--data", up.data)
     assert "list-b" in shown.stdout
     assert "--before" in shown.stderr

@@ -250,7 +250,10 @@ def test_pages_of_sessions_show_each_once_and_only_those_asked_for(store: TaskSt
         return [session.session_id for session in store.sessions(**wanted).sessions]  # type: ignore[arg-type]
 
     assert found(state="ended") == found(outcome="completed") == found(node_id="n1") == ["a1.0"]
-    assert found(submitter="b", state="queued") == ["b1.1", "b1.0"]
+    assert found(submitter="b", state="queued") == found(task_id="b1") == ["b1.1", "b1.0"]
+    assert found(task_id="a1", state="ended") == ["a1.0"]
+    with pytest.raises(NotFound, match="no task 'c1'"):
+        found(task_id="c1")
     assert [task.task_id for task in store.tasks(submitter="a").tasks] == ["a1"]
 
 

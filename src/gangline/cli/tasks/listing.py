@@ -59,6 +59,7 @@ def sessions(
         str | None, typer.Option("--state", help="Only sessions that are queued, leased or ended.")
     ] = None,
     outcome: Annotated[str | None, typer.Option("--outcome", help=f"Only of one of {', '.join(OUTCOMES)}.")] = None,
+    task_id: Annotated[str | None, typer.Option("--task", help="Only the sessions of this task.")] = None,
     node_id: Annotated[
         str | None, typer.Option("--node", help="Only sessions whose current or last node is this one.")
     ] = None,
@@ -70,8 +71,9 @@ def sessions(
     as_json: JsonOption = False,
 ) -> None:
     """List sessions."""
-    wanted: dict[str, Any] = {"state": state, "outcome": outcome, "node_id": node_id, "submitter": submitter}
-    page: SessionPage = _ask(data, server, lambda client: client.sessions(**wanted, limit=limit, before=before))
+    wanted: dict[str, Any] = {"state": state, "outcome": outcome, "task_id": task_id, "node_id": node_id}
+    wanted |= {"submitter": submitter, "limit": limit, "before": before}
+    page: SessionPage = _ask(data, server, lambda client: client.sessions(**wanted))
     if as_json:
         print_json(page)
         return

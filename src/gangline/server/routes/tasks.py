@@ -71,6 +71,7 @@ class UserRoutes:
         wanted = {
             "state": _STATE.read(request),
             "outcome": _OUTCOME.read(request),
+            "task_id": _TASK_ID.read(request),
             "node_id": _NODE_ID.read(request),
             "submitter": _SUBMITTER.read(request),
         }
@@ -134,7 +135,7 @@ class UserRoutes:
             Route("DELETE", "/v1/tasks/{task_id}", self.cancel_task, "Cancel a task's unfinished sessions.",
                   answer=TaskView, errors=(400, 401, 404)),
             Route("GET", "/v1/sessions", self.list_sessions, "List sessions, newest first.", answer=SessionPage,
-                  query=_SESSIONS),
+                  query=_SESSIONS, errors=(400, 401, 404)),
             Route("GET", "/v1/sessions/{session_id}", self.session, "A session.", answer=SessionView,
                   errors=(400, 401, 404)),
             Route("GET", "/v1/sessions/{session_id}/result", self.session_result, "The result of a session.",
@@ -158,9 +159,10 @@ _SUBMITTER = Text("submitter", "Only of this submitter; empty selects requests t
 _STATUS = Choice("status", "Only tasks in this state.", get_args(TaskState))
 _STATE = Choice("state", "Only sessions in this state.", get_args(SessionState))
 _OUTCOME = Choice("outcome", "Only sessions with this outcome.", get_args(Outcome))
+_TASK_ID = Text("task_id", "Only sessions of this task.")
 _NODE_ID = Text("node_id", "Only sessions that this node holds, or held last.")
 _TASKS: tuple[Query, ...] = (_LIMIT, _BEFORE, _SUBMITTER, _STATUS)
-_SESSIONS: tuple[Query, ...] = (_LIMIT, _BEFORE, _SUBMITTER, _STATE, _OUTCOME, _NODE_ID)
+_SESSIONS: tuple[Query, ...] = (_LIMIT, _BEFORE, _SUBMITTER, _STATE, _OUTCOME, _TASK_ID, _NODE_ID)
 
 
 def _page(request: web.Request) -> dict[str, Any]:

@@ -122,12 +122,18 @@ class TaskReader:
         before: int | None = None,
         state: SessionState | None = None,
         outcome: Outcome | None = None,
+        task_id: str | None = None,
         node_id: str | None = None,
         submitter: str | None = None,
     ) -> SessionPage:
-        """Newest first. before: the `next` of the previous page. node_id: the node that holds it, or held it last."""
+        """Newest first. before: the `next` of the previous page. node_id: the node that holds it, or held it last.
+
+        Raises: NotFound if there is no such task.
+        """
+        if task_id is not None:
+            self.task_ended(task_id)
         query = sa.select(*_SESSION).order_by(sessions.c.position.desc()).limit(limit + 1)
-        wanted = {"state": state, "outcome": outcome, "node_id": node_id, "submitter": submitter}
+        wanted = {"state": state, "outcome": outcome, "task_id": task_id, "node_id": node_id, "submitter": submitter}
         query = query.where(*(sessions.c[name] == value for name, value in wanted.items() if value is not None))
         if before is not None:
             query = query.where(sessions.c.position < before)

@@ -129,13 +129,15 @@ class ServerClient(CallerSessions):
         before: int | None = None,
         state: SessionState | None = None,
         outcome: Outcome | None = None,
+        task_id: str | None = None,
         node_id: str | None = None,
         submitter: str | None = None,
     ) -> SessionPage:
         """Newest first. before: the `next` of the previous page. node_id: the node that holds the session or held it
-        last.
+        last. Raises: NotFound if there is no such task.
         """
-        params = _params(limit=limit, before=before, state=state, outcome=outcome, node_id=node_id, submitter=submitter)
+        wanted = {"outcome": outcome, "task_id": task_id, "node_id": node_id, "submitter": submitter}
+        params = _params(limit=limit, before=before, state=state, **wanted)
         return await self.request_json("GET", "/v1/sessions", SessionPage, params=params)
 
     async def result(self, task_id: str, *, partial: bool = False) -> list[SessionResult]:
