@@ -13,6 +13,7 @@ from gangline.server.run import serving
 from gangline.server.service.fork_tree import fork_tree
 from gangline.store.sql.tasks import TaskStore
 from gangline.wire.client.server import ServerClient
+from support.service.older_stores import make_older
 from support.service.running import FakeNode, any_plugin, request
 
 
@@ -96,7 +97,7 @@ def test_forks_that_a_version_without_trees_stored_are_found(any_database: str |
     with store.database.writing() as conn:
         conn.exec_driver_sql("DROP INDEX tasks_by_fork")
         conn.exec_driver_sql("ALTER TABLE tasks DROP COLUMN fork_of")
-        conn.exec_driver_sql("UPDATE meta SET value = '4' WHERE key = 'schema_version'")
+        make_older(conn, 4)
     store.close()
     store = TaskStore(any_database)
     try:

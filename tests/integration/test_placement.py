@@ -17,6 +17,7 @@ from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
 from gangline.sandbox.containers.runtime import DockerRuntime
 from gangline.settings.machine import Settings
 from gangline.store.sql.tasks import TaskStore
+from support.service.older_stores import make_older
 from support.service.running import NODE_URL, beat, request
 
 HERE = Offer(runtimes=("process", "sandbox"), missing={"docker": "docker is not installed"})
@@ -211,7 +212,7 @@ def test_a_store_of_version_5_takes_images_with_long_names(any_database: str) ->
     with TaskStore(any_database) as store, store.database.writing() as conn:
         if conn.dialect.name == "postgresql":
             conn.exec_driver_sql("ALTER TABLE needs ALTER COLUMN body TYPE VARCHAR(512)")
-        conn.exec_driver_sql("UPDATE meta SET value = '5' WHERE key = 'schema_version'")
+        make_older(conn, 5)
     longest, too_long = (f"/images/{'x' * length}" for length in (992, 993))
     with TaskStore(any_database) as store:
         offers(store, msgspec.structs.replace(HERE, images={"sandbox": {"/images": ""}}))
@@ -374,7 +375,7 @@ def test_a_store_of_version_3_is_opened_and_its_sessions_run_anywhere(tmp_path: 
             conn.exec_driver_sql("DROP TABLE needs")
             conn.exec_driver_sql("DROP INDEX tasks_by_fork")
             conn.exec_driver_sql("ALTER TABLE tasks DROP COLUMN fork_of")
-            conn.exec_driver_sql("UPDATE meta SET value = '3' WHERE key = 'schema_version'")
+            make_older(conn, 3)
             old = "CREATE INDEX sessions_in_queue ON sessions (priority DESC, turn, position) WHERE state = 'queued'"
             conn.exec_driver_sql(f"{old} AND ready_at IS NULL")
     with TaskStore(target) as store:

@@ -24,6 +24,7 @@ from gangline.store.sql.outbox import Outbox
 from gangline.store.sql.reader import TaskReader
 from gangline.store.sql.retention import Keep
 from gangline.store.sql.tasks import TaskStore
+from support.page.sessions import working_session
 from support.service.running import NODE_URL, beat, engine_down, request, result
 from support.store.postgres import Cluster, running_cluster
 
@@ -255,6 +256,26 @@ def test_pages_of_sessions_show_each_once_and_only_those_asked_for(store: TaskSt
     with pytest.raises(NotFound, match="no task 'c1'"):
         found(task_id="c1")
     assert [task.task_id for task in store.tasks(submitter="a").tasks] == ["a1"]
+
+
+def test_a_list_of_tasks_says_what_ran_and_what_it_took(store: TaskStore, clock: Clock):
+    names = ["mine", "demo-ab12cd-000007", "demo-ab12cd-evaluation-000000-v000000-0003"]
+    store.submit([request(name, num_samples=2) for name in names])
+    leases = store.lease("n1", NODE_URL, 2)
+    clock.now += 5.0
+    said = working_session("mine.0", reward=1.0)
+    store.report(result(leases[0], completions=said.completions), kept)
+    (task,) = store.tasks(run="").tasks
+    num_sampled = sum(len(call.sampled_ids) for call in said.completions)
+    assert (task.harness, task.model, task.num_sampled_tokens) == ("shell", said.completions[-1].model, num_sampled)
+    assert (task.mean_session_s, task.mean_reward) == (5.0, 1.0)
+    assert store.session("mine.0").num_sampled_tokens == num_sampled
+    assert store.session("mine.1").num_sampled_tokens is None
+    assert [one.task_id for one in store.tasks(run="demo-ab12cd").tasks] == [names[1]]
+    assert [one.task_id for one in store.tasks(run="demo-ab12cd-evaluation").tasks] == [names[2]]
+    assert [one.run for one in store.tasks().tasks] == ["demo-ab12cd-evaluation", "demo-ab12cd", ""]
+    cancelled = store.cancel_task("mine")
+    assert (cancelled.mean_session_s, cancelled.num_sampled_tokens) == (5.0, num_sampled)
 
 
 def test_what_ended_long_ago_is_forgotten_with_all_that_belongs_to_it(store: TaskStore, clock: Clock):

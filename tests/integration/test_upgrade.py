@@ -54,9 +54,11 @@ def test_a_server_brings_the_database_of_an_earlier_version_up_to_date(archive: 
     TaskStore(str(folder / "server" / "gangline.db")).close()
     with sqlite3.connect(folder / "server" / "gangline.db") as database:
         version = database.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+        harnesses = database.execute("SELECT harness, run FROM tasks").fetchall()
         states = database.execute("SELECT session_id, state, reward FROM sessions ORDER BY position").fetchall()
     database.close()
     assert version == (str(schema.SCHEMA_VERSION),)
+    assert harnesses == [("shell", "")] * 2
     assert states == [("ended.0", "ended", 1.0), ("open.0", "leased", None)]
 
 

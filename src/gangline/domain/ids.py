@@ -17,6 +17,7 @@ ROLE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """The name of a client's role among several, or a label of a node."""
 
 _ID = re.compile(ID_PATTERN)
+_OF_RUN = re.compile(r"(.+?)-(?:\d{6}-v\d{6}-\d{4}|\d{6,9})(?:\.(?:run|coalition).*)?")
 
 
 def validated_id(value: str, what: str) -> str:
@@ -24,6 +25,12 @@ def validated_id(value: str, what: str) -> str:
     if not _ID.fullmatch(value):
         raise InvalidRequest(f"{what} must match {ID_PATTERN}, got {value[:140]!r}.")
     return value
+
+
+def run_of(task_id: str) -> str:
+    """The training run or evaluation that numbered the task: `a` for `a-000001`. Empty for other ids."""
+    found = _OF_RUN.fullmatch(task_id)
+    return found[1] if found else ""
 
 
 def new_id(prefix: str) -> str:

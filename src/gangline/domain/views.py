@@ -52,6 +52,10 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     """The node that holds it, or held it last."""
     stage: Stage | None = None
     """From the node's last heartbeat; None unless leased."""
+    model: str | None = None
+    """The model of its last call, as the engine names it; None without a stored result."""
+    num_sampled_tokens: int | None = None
+    """By all calls of the stored result; None without one."""
     outcome: Outcome | None = None
     failure: Failure | None = None
     """Failure of the last failed attempt; for an ended session, the failure that ended it."""
@@ -96,6 +100,15 @@ class TaskSummary(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: float | None = None
     submitter: str = ""
     """Empty when the request has no submitter."""
+    run: str = ""
+    """The training run or evaluation that the task is of, by its id; empty for others."""
+    harness: str = ""
+    model: str | None = None
+    """As in its sessions."""
+    num_sampled_tokens: int | None = None
+    """Of its ended sessions."""
+    mean_session_s: float | None = None
+    """Mean time from the last lease of a session to its end."""
     priority: int = 0
     result_bytes: int = 0
     """Bytes of all stored results of its sessions, including failed attempts."""

@@ -12,7 +12,7 @@ from gangline.domain.ids import ID_PATTERN
 from gangline.domain.views import Annotation, AnnotationPage, Verdict
 from gangline.server.service.core import RolloutService
 from gangline.wire.http.negotiation import answer, path_id, read_record
-from gangline.wire.http.query import Choice, Text, Whole
+from gangline.wire.http.query import Choice, Text, Whole, given
 from gangline.wire.http.routes import VISITOR, Route, given_token, who
 
 MAX_NOTE_CHARS = 10_000
@@ -41,21 +41,14 @@ class AnnotationRoutes:
 
     async def annotations(self, request: web.Request) -> web.Response:
         store = self._service.store
-        wanted = {
-            "limit": _LIMIT.read(request),
-            "before": _BEFORE.read(request),
-            "session_id": _SESSION_ID.read(request),
-            "dataset": _DATASET.read(request),
-            "verdict": _VERDICT.read(request),
-        }
-        return answer(request, await store.query(partial(store.annotations, **wanted)))
+        return answer(request, await store.query(partial(store.annotations, **given(request, _ANNOTATIONS))))
 
     def routes(self) -> list[Route]:
         return [
             Route("POST", "/v1/sessions/{session_id}/annotations", self.annotate, "Say something of a session.",
                   body=AnnotationRequest, answer=Annotation, errors=(400, 401, 404)),
             Route("GET", "/v1/annotations", self.annotations, "What was said of sessions, newest first.",
-                  answer=AnnotationPage, query=(_LIMIT, _BEFORE, _SESSION_ID, _DATASET, _VERDICT)),
+                  answer=AnnotationPage, query=_ANNOTATIONS),
         ]  # fmt: skip
 
 
@@ -64,3 +57,4 @@ _BEFORE = Whole("before", "The `next` of the page above.", default=2**53, high=2
 _SESSION_ID = Text("session_id", "Only of this session.")
 _DATASET = Text("dataset", "Only of this dataset; empty selects those of none.")
 _VERDICT = Choice("verdict", "Only with this verdict.", get_args(Verdict))
+_ANNOTATIONS = (_LIMIT, _BEFORE, _SESSION_ID, _DATASET, _VERDICT)

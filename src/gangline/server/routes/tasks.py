@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 from aiohttp import web
@@ -24,7 +24,7 @@ from gangline.domain.views import (
 from gangline.server.service.core import RolloutService
 from gangline.wire.http.listening import read_body
 from gangline.wire.http.negotiation import answer, path_id, prefers_msgpack, read_record
-from gangline.wire.http.query import Choice, Flag, Number, Query, Text, Whole
+from gangline.wire.http.query import Choice, Flag, Number, Text, Whole, given
 from gangline.wire.http.routes import SUBJECT, Route
 
 _BATCH: TypeAdapter[list[TaskRequest]] = TypeAdapter(list[TaskRequest])
@@ -63,19 +63,11 @@ class UserRoutes:
 
     async def list_tasks(self, request: web.Request) -> web.Response:
         store = self._service.store
-        wanted = {"status": _STATUS.read(request), "submitter": _SUBMITTER.read(request)}
-        return answer(request, await store.query(partial(store.tasks, **_page(request), **wanted)))
+        return answer(request, await store.query(partial(store.tasks, **given(request, _TASKS))))
 
     async def list_sessions(self, request: web.Request) -> web.Response:
         store = self._service.store
-        wanted = {
-            "state": _STATE.read(request),
-            "outcome": _OUTCOME.read(request),
-            "task_id": _TASK_ID.read(request),
-            "node_id": _NODE_ID.read(request),
-            "submitter": _SUBMITTER.read(request),
-        }
-        return answer(request, await store.query(partial(store.sessions, **_page(request), **wanted)))
+        return answer(request, await store.query(partial(store.sessions, **given(request, _SESSIONS))))
 
     async def task(self, request: web.Request) -> web.Response:
         wait_s = _WAIT.read(request)
@@ -156,15 +148,11 @@ _ATTEMPT = Whole("attempt", "Number of an attempt; left out, the one that counte
 _LIMIT = Whole("limit", "Length of the page.", default=50, low=1, high=1000)
 _BEFORE = Whole("before", "The `next` of the page above.", default=2**53, high=2**53)
 _SUBMITTER = Text("submitter", "Only of this submitter; empty selects requests that name none.")
+_RUN = Text("run", "Only tasks of this training run or evaluation; empty selects those of none.")
 _STATUS = Choice("status", "Only tasks in this state.", get_args(TaskState))
 _STATE = Choice("state", "Only sessions in this state.", get_args(SessionState))
 _OUTCOME = Choice("outcome", "Only sessions with this outcome.", get_args(Outcome))
 _TASK_ID = Text("task_id", "Only sessions of this task.")
 _NODE_ID = Text("node_id", "Only sessions that this node holds, or held last.")
-_TASKS: tuple[Query, ...] = (_LIMIT, _BEFORE, _SUBMITTER, _STATUS)
-_SESSIONS: tuple[Query, ...] = (_LIMIT, _BEFORE, _SUBMITTER, _STATE, _OUTCOME, _TASK_ID, _NODE_ID)
-
-
-def _page(request: web.Request) -> dict[str, Any]:
-    """Raises: InvalidRequest."""
-    return {"limit": _LIMIT.read(request), "before": _BEFORE.read(request)}
+_TASKS = (_LIMIT, _BEFORE, _SUBMITTER, _RUN, _STATUS)
+_SESSIONS = (_LIMIT, _BEFORE, _SUBMITTER, _STATE, _OUTCOME, _TASK_ID, _NODE_ID)

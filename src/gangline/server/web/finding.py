@@ -242,7 +242,7 @@ def _conditions(wanted: Wanted) -> tuple[str, list[object]]:
         ("' ' || s.rules || ' ' LIKE ?", None if wanted.rule is None else f"% {wanted.rule} %"),
         ("s.harness = ?", wanted.harness or None),
         ("' ' || s.versions || ' ' LIKE ?", None if wanted.version is None else f"% {wanted.version} %"),
-        ("s.task_id = ?", wanted.task_id),
+        ("s.task_id = ?", wanted.task_id or None),
         ("s.reward >= ?", wanted.min_reward),
         ("s.reward <= ?", wanted.max_reward),
     ]

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.schema import CreateColumn
 
 from gangline.domain.errors import OtherVersion
+from gangline.domain.ids import run_of
 from gangline.domain.task import TaskRequest, task_digest
 from gangline.store.sql import schema
 
@@ -109,7 +111,19 @@ def _to_6(conn: sa.Connection) -> None:
         conn.exec_driver_sql("ALTER TABLE IF EXISTS needs ALTER COLUMN body TYPE TEXT")
 
 
-_STEPS: Mapping[int, Callable[[sa.Connection], None]] = {2: _to_2, 3: _to_3, 4: _to_4, 5: _to_5, 6: _to_6}
+def _to_7(conn: sa.Connection) -> None:
+    """Lists of tasks tell runs, harnesses, models and tokens; the last two stay unknown for existing sessions."""
+    _add_columns(conn, schema.tasks, "run", "harness")
+    _add_columns(conn, schema.sessions, "model", "num_sampled_tokens")
+    _add_indexes(conn, schema.tasks, "tasks_by_run")
+    write = sa.text("UPDATE tasks SET run = :run, harness = :harness WHERE task_id = :id")
+    for task_id in conn.execute(sa.text("SELECT task_id FROM tasks")).scalars().all():
+        body = conn.scalar(sa.text("SELECT body FROM tasks WHERE task_id = :id"), {"id": task_id})
+        harness = msgspec.json.decode(body or "")["agent"]["harness"]
+        conn.execute(write, {"id": task_id, "run": run_of(task_id), "harness": harness})
+
+
+_STEPS: Mapping[int, Callable[[sa.Connection], None]] = {2: _to_2, 3: _to_3, 4: _to_4, 5: _to_5, 6: _to_6, 7: _to_7}
 """version -> the step from the previous version to it."""
 
 

@@ -92,15 +92,14 @@ class TaskReader:
         before: int | None = None,
         status: TaskState | None = None,
         submitter: str | None = None,
+        run: str | None = None,
     ) -> TaskPage:
         """Newest first. before: the `next` of the previous page."""
         query = sa.select(*_SUMMARY).order_by(tasks.c.position.desc()).limit(limit + 1)
+        wanted = {"status": status, "submitter": submitter, "run": run}
+        query = query.where(*(tasks.c[name] == value for name, value in wanted.items() if value is not None))
         if before is not None:
             query = query.where(tasks.c.position < before)
-        if status is not None:
-            query = query.where(tasks.c.status == status)
-        if submitter is not None:
-            query = query.where(tasks.c.submitter == submitter)
         with self.database.reading() as conn:
             rows = conn.execute(query).mappings().all()
             ended = _ended_by_outcome(conn, [row["task_id"] for row in rows[:limit]])
@@ -268,7 +267,7 @@ def task_view(conn: sa.Connection, task_id: str, now: float) -> TaskView:
 
 
 def _ended_by_outcome(conn: sa.Connection, task_ids: Sequence[str]) -> defaultdict[str, list[sa.RowMapping]]:
-    """task id -> rows of outcome, num_ended, num_rewards, reward_sum."""
+    """task id -> rows of outcome, num_ended, model, and the sums that `_summary_fields` takes."""
     query = (
         sa.select(
             sessions.c.task_id,
@@ -276,6 +275,10 @@ def _ended_by_outcome(conn: sa.Connection, task_ids: Sequence[str]) -> defaultdi
             sa.func.count().label("num_ended"),
             sa.func.count(sessions.c.reward).label("num_rewards"),
             sa.func.sum(sessions.c.reward).label("reward_sum"),
+            sa.func.max(sessions.c.model).label("model"),
+            sa.func.sum(sessions.c.num_sampled_tokens).label("num_sampled_tokens"),
+            sa.func.count(sessions.c.leased_at).label("num_leased"),
+            sa.func.sum(sessions.c.ended_at - sessions.c.leased_at).label("session_s"),
         )
         .where(sessions.c.task_id.in_(task_ids), sessions.c.outcome.is_not(None))
         .group_by(sessions.c.task_id, sessions.c.outcome)
@@ -288,12 +291,22 @@ def _ended_by_outcome(conn: sa.Connection, task_ids: Sequence[str]) -> defaultdi
 
 
 def _summary_fields(row: sa.RowMapping, ended: Sequence[sa.RowMapping]) -> dict[str, Any]:
-    num_rewards = sum(one["num_rewards"] for one in ended)
+    def total(name: str) -> float | None:
+        known = [one[name] for one in ended if one[name] is not None]
+        return sum(known) if known else None
+
     return {
         **{name: row[name] for name in _SUMMARY_NAMES},
         "outcomes": {one["outcome"]: one["num_ended"] for one in ended},
-        "mean_reward": sum(one["reward_sum"] or 0.0 for one in ended) / num_rewards if num_rewards else None,
+        "mean_reward": _mean(total("reward_sum"), total("num_rewards")),
+        "model": max((one["model"] for one in ended if one["model"] is not None), default=None),
+        "num_sampled_tokens": total("num_sampled_tokens"),
+        "mean_session_s": _mean(total("session_s"), total("num_leased")),
     }
+
+
+def _mean(total: float | None, num: float | None) -> float | None:
+    return total / num if total is not None and num else None
 
 
 def _session_views(conn: sa.Connection, query: sa.Select[Any], now: float) -> list[SessionView]:
@@ -370,15 +383,10 @@ def _node_views(conn: sa.Connection, now: float) -> tuple[NodeView, ...]:
     rows = conn.execute(sa.select(nodes).order_by(nodes.c.node_id)).mappings()
     return tuple(
         NodeView(
-            node_id=row["node_id"],
-            url=row["url"],
-            capacity=row["capacity"],
-            draining=row["draining"],
+            **{name: row[name] for name in ("node_id", "url", "capacity", "draining", "first_seen_at", "last_seen_at")},
             num_sessions=held.get(row["node_id"], 0),
             backends=msgspec.json.decode(row["backends"], type=tuple[dict[str, Any], ...]),
             metrics=msgspec.json.decode(row["metrics"], type=dict[str, float]),
-            first_seen_at=row["first_seen_at"],
-            last_seen_at=row["last_seen_at"],
             age_s=max(0.0, now - row["last_seen_at"]),
         )
         for row in rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Increase it together with a step in `migrations.py`."""
 
 metadata = sa.MetaData()
@@ -36,8 +36,11 @@ tasks = sa.Table(
     sa.Column("priority", sa.Integer, nullable=False, server_default="0"),
     sa.Column("result_bytes", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("fork_of", sa.String(128)),  # the session that this task forks
+    sa.Column("run", sa.String(128), nullable=False, server_default=""),  # see `run_of`
+    sa.Column("harness", sa.Text, nullable=False, server_default=""),
     sa.Index("tasks_by_status", "status", "position"),
     sa.Index("tasks_by_end", "ended_at"),
+    sa.Index("tasks_by_run", "run", "position"),
     sqlite_autoincrement=True,
 )
 
@@ -69,6 +72,8 @@ sessions = sa.Table(
     sa.Column("turn", sa.BigInteger, nullable=False, server_default="0"),  # see submitting.py
     sa.Column("ready_at", sa.Float),
     sa.Column("needs", sa.Integer, nullable=False, server_default="0"),  # id in `needs`; 0 is none
+    sa.Column("model", sa.Text),
+    sa.Column("num_sampled_tokens", sa.Integer),
     sa.Index("sessions_by_task", "task_id", "sample_index"),
     sqlite_autoincrement=True,
 )

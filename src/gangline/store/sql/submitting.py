@@ -15,7 +15,7 @@ import msgspec
 import sqlalchemy as sa
 
 from gangline.domain.errors import Conflict, InvalidRequest
-from gangline.domain.ids import new_id
+from gangline.domain.ids import new_id, run_of
 from gangline.domain.placement import Needs, needs_of
 from gangline.domain.task import TaskRequest, task_digest
 from gangline.domain.views import Submitted
@@ -93,7 +93,8 @@ def _insert(unit: Unit, fresh: Sequence[tuple[str, TaskRequest, str]], numbers: 
     rows: list[dict[str, Any]] = []
     for task_id, request, _ in fresh:
         rows.extend(_session_rows(unit, task_id, request, counter, numbers[needs_of(request)]))
-        unit.emit("task.submitted", task_id, num_samples=request.num_samples, harness=request.agent.harness)
+        told = {"num_samples": request.num_samples, "harness": request.agent.harness, "run": run_of(task_id)}
+        unit.emit("task.submitted", task_id, **told)
     unit.conn.execute(sa.insert(tasks), [_task_row(unit, *task) for task in fresh])
     unit.conn.execute(sa.insert(sessions), rows)
 
@@ -110,6 +111,8 @@ def _task_row(unit: Unit, task_id: str, request: TaskRequest, digest: str) -> di
         "submitter": request.submitter or "",
         "priority": request.priority,
         "fork_of": None if request.fork is None else request.fork.session_id,
+        "run": run_of(task_id),
+        "harness": request.agent.harness,
     }
 
 

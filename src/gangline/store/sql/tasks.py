@@ -228,6 +228,8 @@ class TaskStore(TaskReader):
                 is_usable=usable,
                 reward=result.reward,
                 result_attempt=result.attempt,
+                model=result.completions[-1].model if result.completions else None,
+                num_sampled_tokens=sum(len(call.sampled_ids) for call in result.completions),
             )
             if usable:
                 stop_early(unit, result.task_id)

@@ -155,3 +155,8 @@ def refuse_unknown(request: web.Request, known: Sequence[Query]) -> None:
                 f"it has: {', '.join(names) or 'none'}.",
                 param=name[:80],
             )
+
+
+def given(request: web.Request, queries: Sequence[Number | Choice | Text | Name | Flag]) -> dict[str, Any]:
+    """name -> value of the parameters that were given. Raises: InvalidRequest."""
+    return {query.name: query.read(request) for query in queries if query.text(request) is not None}
