@@ -5,11 +5,12 @@
 /** @typedef {import("./types").ServiceEvent} ServiceEvent */
 /** @typedef {import("./live.js").State} State */
 
-const MOST_TASKS = 100;
+const MOST_TASKS = 150;
+const MOST_SESSIONS = 300;
 
 /**
- * Any event may be in the state already, which may have been read after it. Counts in `status` and mean rewards stay as
- * they were read, and sessions that were not read yet are left out.
+ * Any event may be in the state already, which may have been read after it. Counts in `status`, times and tokens stay as
+ * they were read, and so do mean rewards of tasks of which not all sessions were.
  * @param {State} state
  * @param {ServiceEvent} event
  * @returns {State}
@@ -19,11 +20,55 @@ export function afterEvent(state, event) {
   const session = state.sessions.find((one) => one.session_id === session_id) ?? null;
   const ends = event.kind === "session.ended" && session !== null && session.state !== "ended";
   const tasks = changed(state.tasks, "task_id", task_id, (task) => taskAfter(task, event, ends));
+  const isNew = tasks.length > state.tasks.length;
+  const sessions = isNew ? [...newSessions(tasks[0]), ...state.sessions].slice(0, MOST_SESSIONS) : state.sessions;
+  const after = changed(sessions, "session_id", session_id, (one) => one && sessionAfter(one, event));
   return {
     status: { ...state.status, at: Math.max(state.status.at, event.at) },
-    tasks: tasks.slice(0, MOST_TASKS),
-    sessions: changed(state.sessions, "session_id", session_id, (one) => one && sessionAfter(one, event)),
+    tasks: (ends ? changed(tasks, "task_id", task_id, (task) => task && withMean(task, after)) : tasks).slice(0, MOST_TASKS),
+    isCut: state.isCut || tasks.length > MOST_TASKS,
+    sessions: after,
   };
+}
+
+/**
+ * @param {TaskSummary} task
+ * @param {SessionView[]} sessions
+ */
+function withMean(task, sessions) {
+  const group = sessions.filter(({ task_id }) => task_id === task.task_id);
+  if (group.length < task.num_samples) return task;
+  const rewards = group.map(({ reward }) => reward).filter((reward) => reward !== null);
+  return { ...task, mean_reward: rewards.length === 0 ? null : rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length };
+}
+
+/**
+ * @param {TaskSummary} task
+ * @returns {SessionView[]} The newest first.
+ */
+function newSessions({ task_id, num_samples, created_at }) {
+  return Array.from({ length: Math.min(num_samples, MOST_SESSIONS) }, (_, index) => {
+    const sample_index = num_samples - 1 - index;
+    return {
+      session_id: `${task_id}.${sample_index}`,
+      task_id,
+      sample_index,
+      state: "queued",
+      attempt: 1,
+      node_id: null,
+      stage: null,
+      model: null,
+      num_sampled_tokens: null,
+      outcome: null,
+      failure: null,
+      reward: null,
+      created_at,
+      leased_at: null,
+      stage_at: null,
+      ended_at: null,
+      ready_at: null,
+    };
+  });
 }
 
 /**
@@ -49,8 +94,9 @@ function changed(rows, key, id, change) {
 function taskAfter(task, { kind, at, task_id, data }, ends) {
   if (task === null) {
     if (kind !== "task.submitted" || task_id === null) return null;
-    const { num_samples } = data;
-    return { task_id, status: "queued", num_samples, num_open: num_samples, created_at: at, ended_at: null, outcomes: {}, mean_reward: null };
+    const { num_samples, harness, run = "" } = data;
+    const open = { num_samples, num_open: num_samples, created_at: at, ended_at: null, outcomes: {}, mean_reward: null };
+    return { task_id, status: "queued", ...open, submitter: "", run, harness, model: null, num_sampled_tokens: null, mean_session_s: null };
   }
   if (kind === "task.started" && task.status === "queued") return { ...task, status: "running" };
   if (kind === "task.ended") return { ...task, status: data.status, num_open: 0, ended_at: at };

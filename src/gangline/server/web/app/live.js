@@ -7,6 +7,7 @@ import { signal } from "./ui.js";
  * @typedef {object} State
  * @property {import("./types").ServiceStatus} status
  * @property {import("./types").TaskSummary[]} tasks The newest first.
+ * @property {boolean} isCut Whether there are older tasks of runs.
  * @property {import("./types").SessionView[]} sessions The newest first.
  */
 
@@ -19,11 +20,11 @@ export const problem = signal("");
  */
 export const calls = signal(null);
 /**
- * The newest event of the service.
+ * The newest event of the task or session that the page shows.
  * @type {import("../vendor/signals.mjs").Signal<{kind: string, session_id: string | null, task_id: string | null} | null>}
  */
 export const latest = signal(null);
-/** Grows with every event of the service. */
+/** Grows with each of them. */
 export const events = signal(0);
 
 let started = false;
@@ -35,7 +36,7 @@ export function follow() {
   const worker = new SharedWorker(address(), { type: "module", name: "gangline" });
   worker.port.onmessage = ({ data }) => {
     if (data.state !== undefined) {
-      state.value = data.state;
+      state.value = JSON.parse(data.state);
       problem.value = "";
     }
     if (data.problem !== undefined) problem.value = data.problem;
@@ -47,9 +48,18 @@ export function follow() {
       latest.value = data.event;
     }
   };
-  document.addEventListener("visibilitychange", () => worker.port.postMessage(document.visibilityState));
+  const tell = () => worker.port.postMessage({ visible: document.visibilityState === "visible", subject: subject() });
+  document.addEventListener("visibilitychange", tell);
+  addEventListener("hashchange", tell);
+  tell();
   addEventListener("pagehide", () => worker.port.postMessage("gone"));
   addEventListener("pageshow", (event) => event.persisted && location.reload());
+}
+
+/** The task or session that the page shows; empty for the service as a whole. */
+function subject() {
+  const [, kind = "", id = ""] = location.hash.split("?", 1)[0].split("/");
+  return id === "" ? kind : decodeURIComponent(id);
 }
 
 /** The worker's address, beside this module, as a trusted one: the policy allows no other script to be named. */

@@ -3,8 +3,12 @@
 import { follow, problem, state } from "./live.js";
 import { duration, number, size } from "./scales.js";
 import { failureCauses, perMinute, waitingSessions } from "./standing.js";
+import { Ago, DataTable, Reward } from "./table.js";
+import { FirstTask, Tasks, counts } from "./tasks.js";
 import { visible } from "./visible.js";
 import { html, useEffect } from "./ui.js";
+
+const SHOWN_SESSIONS = 100;
 
 export function Now() {
   useEffect(follow, []);
@@ -16,14 +20,15 @@ export function Now() {
 }
 
 /** @param {import("./live.js").State} props */
-function Standing({ status, tasks, sessions }) {
+function Standing({ status, tasks, isCut, sessions }) {
   return html`<h1>Now</h1>
+    ${tasks.length === 0 && html`<${FirstTask} />`}
     <${Figures} status=${status} sessions=${sessions} />
     <${Waiting} status=${status} sessions=${sessions} />
     <${Failures} sessions=${sessions} />
     <${Nodes} nodes=${status.nodes} />
-    <${Tasks} tasks=${tasks} />
-    <${Sessions} sessions=${sessions.slice(0, 100)} />`;
+    ${tasks.length > 0 && html`<${Tasks} tasks=${tasks} isCut=${isCut} now=${status.at} />`}
+    ${sessions.length > 0 && html`<${Sessions} sessions=${sessions.slice(0, SHOWN_SESSIONS)} now=${status.at} />`}`;
 }
 
 /** @param {{status: import("./types").ServiceStatus, sessions: import("./types").SessionView[]}} props */
@@ -34,10 +39,10 @@ function Figures({ status, sessions }) {
     ["tasks", counts(status.tasks)],
     ["sessions", counts(status.sessions)],
     ["stages", counts(status.stages)],
-    ["ended in the last minute", number(perMinute(sessions, status.at))],
-    ["sampled by nodes", number(sampled)],
+    ["ended in the last minute", amount(perMinute(sessions, status.at), "session")],
+    ["sampled by the nodes", amount(sampled, "token")],
     ["callbacks", counts(status.callbacks)],
-    ["results", size(status.result_bytes)],
+    ["results on disk", size(status.result_bytes)],
   ];
   return html`<dl class="figures">
     ${figures.map(
@@ -49,10 +54,12 @@ function Figures({ status, sessions }) {
   </dl>`;
 }
 
-/** @param {Record<string, number>} held */
-function counts(held) {
-  const told = Object.entries(held).filter(([, count]) => count > 0);
-  return told.length === 0 ? "none" : told.map(([name, count]) => `${number(count)} ${name}`).join(", ");
+/**
+ * @param {number} num
+ * @param {string} unit
+ */
+function amount(num, unit) {
+  return `${number(num)} ${unit}${num === 1 ? "" : "s"}`;
 }
 
 /** @param {{status: import("./types").ServiceStatus, sessions: import("./types").SessionView[]}} props */
@@ -60,15 +67,17 @@ function Waiting({ status, sessions }) {
   const waiting = waitingSessions(sessions, status);
   if (waiting.length === 0) return null;
   return html`<h2>Waiting for long</h2>
-    <${Table} titles=${["session", "since", "why"]}>
-      ${waiting.slice(0, 20).map(
-        ({ session, since_s, why }) => html`<tr key=${session.session_id}>
-          <td><${SessionLink} session=${session} /></td>
-          <td>${duration(since_s)}</td>
-          <td>${visible(why)}</td>
-        </tr>`,
-      )}
-    <//>`;
+    <div class="data sideways">
+      <${Table} titles=${["session", "since", "why"]}>
+        ${waiting.slice(0, 20).map(
+          ({ session, since_s, why }) => html`<tr key=${session.session_id}>
+            <td><${SessionLink} session=${session} /></td>
+            <td>${duration(since_s)}</td>
+            <td class="wraps-anywhere">${visible(why)}</td>
+          </tr>`,
+        )}
+      <//>
+    </div>`;
 }
 
 /** @param {{sessions: import("./types").SessionView[]}} props */
@@ -76,16 +85,18 @@ function Failures({ sessions }) {
   const causes = failureCauses(sessions);
   if (causes.length === 0) return null;
   return html`<h2>Failures that share a cause</h2>
-    <${Table} titles=${["boundary", "cause", "sessions", "such as"]}>
-      ${causes.slice(0, 20).map(
-        ({ boundary, code, message, held }) => html`<tr key=${`${boundary} ${code} ${message}`}>
-          <td>${boundary}</td>
-          <td>${visible(message)} <small>${code}</small></td>
-          <td class="number">${number(held.length)}</td>
-          <td><${SessionLink} session=${held[0]} /></td>
-        </tr>`,
-      )}
-    <//>`;
+    <div class="data sideways">
+      <${Table} titles=${["boundary", "cause", "sessions", "such as"]}>
+        ${causes.slice(0, 20).map(
+          ({ boundary, code, message, held }) => html`<tr key=${`${boundary} ${code} ${message}`}>
+            <td>${boundary}</td>
+            <td class="wraps-anywhere">${visible(message)} <small>${code}</small></td>
+            <td>${number(held.length)}</td>
+            <td><${SessionLink} session=${held[0]} /></td>
+          </tr>`,
+        )}
+      <//>
+    </div>`;
 }
 
 /** @param {import("./types").NodeView} node */
@@ -100,18 +111,22 @@ function nodeState(node) {
 /** @param {{nodes: import("./types").NodeView[]}} props */
 function Nodes({ nodes }) {
   return html`<h2>Nodes and engines</h2>
-    ${nodes.length === 0 && html`<p>No node has joined.</p>`}
-    <${Table} titles=${["node", "sessions", "heard", "calls in flight", "engines"]}>
-      ${nodes.map(
-        (node) => html`<tr key=${node.node_id}>
-          <td>${visible(node.node_id)}${nodeState(node)}</td>
-          <td class="number">${number(node.num_sessions)} of ${number(node.capacity)}</td>
-          <td>${duration(node.age_s)} ago</td>
-          <td class="number">${number(node.metrics["calls_in_flight"] ?? null)}</td>
-          <td>${node.backends.map((engine) => html`<div>${engineLine(engine)}</div>`)}</td>
-        </tr>`,
-      )}
-    <//>`;
+    ${nodes.length === 0 &&
+    html`<p>No node has joined, so sessions wait. <code>gangline up</code> starts one with the server, <code>gangline node</code> one alone.</p>`}
+    ${nodes.length > 0 &&
+    html`<div class="data sideways">
+      <${Table} titles=${["node", "sessions", "heard", "calls in flight", "engines"]}>
+        ${nodes.map(
+          (node) => html`<tr key=${node.node_id}>
+            <td>${visible(node.node_id)}<small>${nodeState(node)}</small></td>
+            <td>${number(node.num_sessions)} of ${number(node.capacity)}</td>
+            <td>${duration(node.age_s)} ago</td>
+            <td>${number(node.metrics["calls_in_flight"] ?? null)}</td>
+            <td class="wraps-anywhere">${node.backends.map((engine) => html`<div>${engineLine(engine)}</div>`)}</td>
+          </tr>`,
+        )}
+      <//>
+    </div>`}`;
 }
 
 /** @param {Record<string, any>} engine */
@@ -124,37 +139,40 @@ function engineLine(engine) {
   return visible(`${facts.join(" · ")}${error}${template && ` · template: ${template}`}`);
 }
 
-/** @param {{tasks: import("./types").TaskSummary[]}} props */
-function Tasks({ tasks }) {
-  return html`<h2>Tasks</h2>
-    <${Table} titles=${["task", "state", "sessions open", "mean reward", "outcomes"]}>
-      ${tasks.map(
-        (task) => html`<tr key=${task.task_id}>
-          <td><a href=${`#/tasks/${encodeURIComponent(task.task_id)}`}>${task.task_id}</a></td>
-          <td>${task.status}</td>
-          <td class="number">${number(task.num_open)} of ${number(task.num_samples)}</td>
-          <td class="number">${number(task.mean_reward)}</td>
-          <td>${counts(task.outcomes)}</td>
-        </tr>`,
-      )}
-    <//>`;
+/**
+ * @param {number} now Unix time of the server.
+ * @returns {import("./table.js").Column<import("./types").SessionView>[]}
+ */
+function columns(now) {
+  return [
+    { name: "session", title: "session", value: (session) => session.session_id, cell: (session) => html`<${SessionLink} session=${session} />` },
+    { name: "state", title: "state", value: (session) => (session.outcome ?? session.stage ?? session.state).replaceAll("_", " ") },
+    { name: "time", title: "changed", numeric: true, value: changedAt, cell: (session) => html`<${Ago} at=${changedAt(session)} now=${now} />` },
+    { name: "seconds", title: "seconds", numeric: true, value: (session) => (session.ended_at === null || session.leased_at === null ? null : session.ended_at - session.leased_at) },
+    { name: "tokens", title: "tokens sampled", numeric: true, value: (session) => session.num_sampled_tokens },
+    { name: "reward", title: "reward", numeric: true, value: (session) => session.reward, cell: (session) => html`<${Reward} value=${session.reward} />` },
+    { name: "attempt", title: "attempt", numeric: true, value: (session) => session.attempt, hidden: true },
+    { name: "model", title: "model", value: (session) => session.model, hidden: true },
+    { name: "node", title: "node", value: (session) => session.node_id ?? "" },
+    { name: "failure", title: "failure", wraps: "anywhere", value: (session) => (session.failure === null ? "" : `${session.failure.boundary}: ${session.failure.message}`) },
+  ];
 }
 
-/** @param {{sessions: import("./types").SessionView[]}} props */
-export function Sessions({ sessions }) {
+/** @param {import("./types").SessionView} session */
+function changedAt(session) {
+  return session.ended_at ?? session.stage_at ?? session.leased_at ?? session.created_at;
+}
+
+/** @param {{sessions: import("./types").SessionView[], now: number}} props now: Unix time of the server. */
+function Sessions({ sessions, now }) {
   return html`<h2>Sessions</h2>
-    <${Table} titles=${["session", "state", "reward", "attempt", "node", "failure"]}>
-      ${sessions.map(
-        (session) => html`<tr key=${session.session_id}>
-          <td><${SessionLink} session=${session} /></td>
-          <td>${(session.outcome ?? session.stage ?? session.state).replaceAll("_", " ")}</td>
-          <td class="number">${number(session.reward)}</td>
-          <td class="number">${session.attempt}</td>
-          <td>${visible(session.node_id ?? "")}</td>
-          <td>${session.failure === null ? "" : `${session.failure.boundary}: ${visible(session.failure.message)}`}</td>
-        </tr>`,
-      )}
-    <//>`;
+    <${DataTable}
+      name="sessions"
+      label="sessions"
+      columns=${columns(now)}
+      rows=${sessions}
+      keyOf=${(/** @type {import("./types").SessionView} */ session) => session.session_id}
+    />`;
 }
 
 /** @param {{session: import("./types").SessionView}} props */

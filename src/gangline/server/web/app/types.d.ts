@@ -157,6 +157,8 @@ export interface SessionView {
   attempt: number;
   node_id: string | null;
   stage: string | null;
+  model: string | null;
+  num_sampled_tokens: number | null;
   outcome: string | null;
   failure: Failure | null;
   reward: number | null;
@@ -174,6 +176,12 @@ export interface TaskSummary {
   num_open: number;
   created_at: number;
   ended_at: number | null;
+  submitter: string;
+  run: string;
+  harness: string;
+  model: string | null;
+  num_sampled_tokens: number | null;
+  mean_session_s: number | null;
   outcomes: Record<string, number>;
   mean_reward: number | null;
 }
