@@ -69,7 +69,7 @@ async def test_a_read_only_page_reads(browser: Browser, control: ServerClient) -
 
 READ_STATE = """async () => {
   const [status, tasks, sessions] = await Promise.all(
-    ["status", "tasks", "sessions"].map(async (name) => (await fetch(`/v1/${name}?limit=300`)).json()));
+    ["status", "tasks?limit=300", "sessions?limit=300"].map(async (name) => (await fetch(`/v1/${name}`)).json()));
   return { status, tasks: tasks.tasks, isCut: tasks.next !== null, sessions: sessions.sessions };
 }"""
 APPLY = """async ([state, events]) => {
