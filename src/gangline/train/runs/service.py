@@ -9,6 +9,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -46,6 +47,8 @@ class RunCurves(msgspec.Struct, frozen=True, kw_only=True):
     """name, as in trackers -> [points]; null if a step has no such number."""
     evaluations: list[EvaluationRecord]
     """All evaluations on held-out tasks."""
+    settings: dict[str, Any]
+    """All settings, including defaults, by dotted names."""
 
 
 class TrainedGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,4 +161,5 @@ def _curves(run: Run, max_points: int) -> RunCurves:
         wall_s=[record.wall_s for record in records],
         curves={name: [number.get(name) for number in numbers] for name in names},
         evaluations=run.evaluations,
+        settings=run.settings,
     )

@@ -1,6 +1,7 @@
 // A chart of a run: lines over steps, drawn by uPlot, which is loaded with the first one. The line of text below it has
 // the numbers of the chosen step, for people who cannot see the canvas.
 
+import { axisOf, isJoined, valueAt } from "./axis.js";
 import { number } from "./scales.js";
 import { Component, html } from "./ui.js";
 
@@ -12,6 +13,7 @@ import { Component, html } from "./ui.js";
  * @property {number} hue Index of its colour.
  * @property {boolean} dashed
  * @property {boolean} points Whether it is measured at few steps, each of which gets a point.
+ * @property {(number | null)[]} [errors] Standard error of each value.
  */
 
 /** Hues that colour-blind people tell apart (Okabe and Ito), with enough contrast to the page. */
@@ -53,19 +55,9 @@ export function aligned(lines) {
 }
 
 /**
- * The value at a step, or the last one before it.
- * @param {Line} line
- * @param {number} step
- */
-function valueAt(line, step) {
-  let found = null;
-  for (let index = 0; index < line.steps.length && line.steps[index] <= step; index++) found = line.values[index] ?? found;
-  return found;
-}
-
-/**
  * @typedef {object} ChartProps
  * @property {string} title
+ * @property {"share" | "reward"} [kind]
  * @property {Line[]} lines
  * @property {number} step The chosen one.
  * @property {(step: number) => void} onStep
@@ -113,7 +105,7 @@ export class Chart extends Component {
     if (lines.length === 0) return;
     const UPlot = await uplot();
     if (!this.alive || this.box === null) return;
-    const shape = JSON.stringify(lines.map(({ label, hue, dashed }) => [label, hue, dashed]));
+    const shape = JSON.stringify(lines.map((line) => [line.label, line.hue, line.dashed, isJoined(line), isAlone(line)]));
     const data = /** @type {any} */ (aligned(lines));
     if (this.plot !== null && shape === this.drawn && !anew) {
       this.plot.setData(data);
@@ -136,20 +128,24 @@ export class Chart extends Component {
       height: HEIGHT,
       legend: { show: false },
       cursor: { y: false, sync: { key: "run" }, drag: { x: false, y: false } },
-      scales: { x: { time: false } },
+      scales: { x: { time: false }, y: { range: () => axisOf(this.props.lines, this.props.kind) } },
       axes: [{ ...axis, size: 28, incrs: WHOLE }, { ...axis, size: 56, values: (/** @type {any} */ _, /** @type {number[]} */ at) => at.map(number) }],
       series: [
         {},
-        ...lines.map(({ label, hue, dashed, points }) => ({
-          label,
-          stroke: hues[hue % hues.length],
-          width: points ? 1 : 1.5,
-          dash: dashed ? [6, 4] : [],
-          points: points ? { show: true, size: 7 } : { show: false },
+        ...lines.map((line) => ({
+          label: line.label,
+          stroke: hues[line.hue % hues.length],
+          width: line.points ? 1 : 1.5,
+          dash: line.dashed ? [6, 4] : [],
+          points: line.points || isAlone(line) ? { show: true, size: 7 } : { show: false },
           spanGaps: true,
+          ...(isJoined(line) ? {} : { paths: () => null }),
         })),
       ],
-      hooks: { ready: [(/** @type {any} */ plot) => this.listen(plot)], draw: [(/** @type {any} */ plot) => this.mark(plot, faint)] },
+      hooks: {
+        ready: [(/** @type {any} */ plot) => this.listen(plot)],
+        draw: [(/** @type {any} */ plot) => this.mark(plot, faint), (/** @type {any} */ plot) => this.drawErrors(plot, hues)],
+      },
     };
   }
 
@@ -171,6 +167,31 @@ export class Chart extends Component {
     plot.ctx.fillRect(x, plot.bbox.top, 1, plot.bbox.height);
   }
 
+  /**
+   * A bar from the value less its standard error to the value and its error.
+   * @param {any} plot
+   * @param {string[]} hues
+   */
+  drawErrors(plot, hues) {
+    const { ctx, bbox } = plot;
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    ctx.clip();
+    for (const line of this.props.lines) {
+      ctx.fillStyle = hues[line.hue % hues.length];
+      line.steps.forEach((step, index) => {
+        const [value, error] = [line.values[index], line.errors?.[index] ?? null];
+        if (value === null || error === null) return;
+        const x = Math.round(plot.valToPos(step, "x", true));
+        const [top, bottom] = [value + error, value - error].map((end) => Math.round(plot.valToPos(end, "y", true)));
+        ctx.fillRect(x, top, 1, bottom - top);
+        for (const y of [top, bottom]) ctx.fillRect(x - 4, y, 9, 1);
+      });
+    }
+    ctx.restore();
+  }
+
   /** @override */
   render() {
     const { title, lines, step } = this.props;
@@ -182,16 +203,31 @@ export class Chart extends Component {
     }
     const hues = HUES[DARK.matches ? "dark" : "light"];
     return html`<figure class="chart" aria-label=${title}>
-      <figcaption>${title}</figcaption>
+      <figcaption>${title} <small>step ${number(step)}</small></figcaption>
       <div class="plot" aria-hidden="true" ref=${(/** @type {HTMLElement | null} */ box) => (this.box = box)}></div>
       <p>
         ${lines.map(
           (line) => html`<span class="line" key=${line.label}>
             <span aria-hidden="true" style=${{ color: hues[line.hue % hues.length] }}>${line.dashed ? "╌" : "━"}</span> ${line.label}
-            ${" "}<b>${number(valueAt(line, step))}</b>
+            ${" "}<${Value} at=${valueAt(line, step)} step=${step} />
           </span> `,
         )}
       </p>
     </figure>`;
   }
+}
+
+/**
+ * A value of the legend, with its step where that is an earlier one.
+ * @param {{at: {value: number, error: number | null, step: number} | null, step: number}} props
+ */
+function Value({ at, step }) {
+  if (at === null) return html`<b>–</b>`;
+  const error = at.error === null ? "" : ` ± ${number(at.error)}`;
+  return html`<b>${number(at.value)}${error}</b>${at.step === step ? "" : html` <small>of step ${number(at.step)}</small>`}`;
+}
+
+/** @param {Line} line Whether it has one value, which is no line. */
+function isAlone(line) {
+  return line.values.filter((value) => value !== null).length === 1;
 }

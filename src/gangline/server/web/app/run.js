@@ -3,8 +3,9 @@
 import { json } from "./api.js";
 import { Chart } from "./chart.js";
 import { SessionGroups } from "./run_step.js";
-import { difference, heldOut } from "./runs.js";
-import { duration, number } from "./scales.js";
+import { Tiles } from "./run_tiles.js";
+import { difference } from "./runs.js";
+import { number } from "./scales.js";
 import { visible } from "./visible.js";
 import { html, useEffect, useRef, useState } from "./ui.js";
 
@@ -13,15 +14,18 @@ import { html, useEffect, useRef, useState } from "./ui.js";
 const AGAIN_MS = 10_000;
 const HELD_OUT = "held out";
 
-/** The curves of each chart, by their names in trackers, and what they are called here. */
+/**
+ * The curves of each chart, by their names in trackers, and what they are called here.
+ * @type {{title: string, kind?: "share" | "reward", curves: Record<string, string>}[]}
+ */
 const CHARTS = [
-  { title: "Reward", curves: { "rollout/reward_mean": "trained", "rollout/collected_reward_mean": "collected", [HELD_OUT]: HELD_OUT } },
+  { title: "Reward", kind: "reward", curves: { "rollout/reward_mean": "trained", "rollout/collected_reward_mean": "collected", [HELD_OUT]: HELD_OUT } },
   { title: "Lag in versions", curves: { "rollout/lag_mean": "mean" } },
   { title: "Length in trained tokens", curves: { "rollout/trained_tokens_per_session": "per session" } },
   { title: "Ratio", curves: { "learner/ratio_mean": "mean", "learner/ratio_max": "largest" } },
   { title: "KL", curves: { "learner/behaviour_kl": "from the engine", "learner/old_kl": "from the step's begin", "learner/reference_kl": "from the reference" } },
   { title: "Entropy", curves: { "learner/entropy": "mean" } },
-  { title: "Clipped share", curves: { "learner/clipped_low": "low", "learner/clipped_high": "high" } },
+  { title: "Clipped share", kind: "share", curves: { "learner/clipped_low": "low", "learner/clipped_high": "high" } },
   { title: "Weight update in seconds", curves: { "update/transfer_s": "transfer", "update/drain_s": "drain", "update/load_s": "load" } },
   { title: "Seconds", curves: { "rollout/waited_s": "waited", "rollout/trained_s": "trained", "update/total_s": "weight update" } },
 ];
@@ -45,7 +49,7 @@ export function Run({ name, query }) {
     ${problem !== "" && html`<p class="problem" role="alert">${problem}</p>`}
     ${found === null && problem === "" && html`<p aria-busy="true">Reading the run ...</p>`}
     ${found !== null &&
-    html`<${Facts} run=${found} />
+    html`<${Tiles} run=${found} />
       <${Others} name=${name} chosen=${other} onChoose=${setOther} />
       ${beside.found !== null && html`<${Compared} name=${name} other=${other} />`}
       ${found.steps.length > 0 && html`<${Steps} run=${found} beside=${beside.found} step=${step} onStep=${setStep} />`}`}
@@ -75,9 +79,10 @@ function Steps({ run, beside, step, onStep }) {
   }, []);
   return html`<div class="charts">
       ${CHARTS.map(
-        ({ title, curves }) => html`<${Chart}
+        ({ title, kind, curves }) => html`<${Chart}
           key=${title}
           title=${title}
+          kind=${kind}
           lines=${lines(run, beside, curves)}
           step=${run.steps[at]}
           onStep=${onStep}
@@ -147,37 +152,10 @@ function lines(run, beside, curves) {
           const values = isHeldOut ? one.evaluations.map((evaluation) => evaluation.reward_mean) : one.curves[curve];
           if (values === undefined || values.every((value) => value === null)) return [];
           const steps = isHeldOut ? one.evaluations.map((evaluation) => evaluation.step) : one.steps;
-          return [{ label: beside === null ? label : `${one.summary.name} ${label}`, steps, values, hue, dashed: index > 0, points: isHeldOut }];
+          const errors = isHeldOut ? one.evaluations.map((evaluation) => evaluation.standard_error) : [];
+          return [{ label: beside === null ? label : `${one.summary.name} ${label}`, steps, values, errors, hue, dashed: index > 0, points: isHeldOut }];
         }),
   );
-}
-
-/** @param {{run: RunCurves}} props */
-function Facts({ run }) {
-  const { summary, every } = run;
-  /** @type {[string, string][]} */
-  const facts = [
-    ["state", summary.state],
-    ["steps", `${number(summary.num_done)} of ${number(summary.num_steps)}`],
-    ["reward", number(summary.reward_mean)],
-    ["held out", heldOut(summary)],
-    ["difference", difference(summary.held_out_difference)],
-    ["algorithm", visible(summary.algorithm)],
-    ["model", visible(summary.model)],
-    ["seed", String(summary.seed)],
-    ["time", duration(summary.wall_s)],
-    ["starts", number(summary.num_lives)],
-  ];
-  return html`<dl class="figures">
-      ${facts.map(
-        ([name, value]) => html`<div>
-          <dt>${name}</dt>
-          <dd>${value}</dd>
-        </div>`,
-      )}
-    </dl>
-    ${every > 1 && html`<p>The curves show every ${every}th step.</p>`}
-    ${run.steps.length === 0 && html`<p>No step is done yet.</p>`}`;
 }
 
 /** @param {{name: string, chosen: string, onChoose: (name: string) => void}} props */

@@ -295,11 +295,12 @@ export interface RunCurves {
   wall_s: number[];
   curves: Record<string, (number | null)[]>;
   evaluations: { step: number; version: number; reward_mean: number; standard_error: number | null; num_tasks: number }[];
+  settings: Record<string, unknown>;
 }
 
 export interface RunStep {
   run: string;
-  record: { step: number; num_groups: number; num_sessions: number };
+  record: { step: number; num_groups: number; num_sessions: number; early_ends: Record<string, number> };
   groups: { task_id: string; is_known: boolean; mean_reward: number | null; rewards: (number | null)[]; sessions: string[] }[];
 }
 
