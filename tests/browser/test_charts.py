@@ -96,7 +96,7 @@ async def test_a_number_names_the_step_that_it_was_measured_at(visit: Visit, run
     await expect(settings.filter(has_text="schedule.steps")).to_contain_text("20")
 
 
-ORANGE = """canvas => {
+TALLEST_GREEN = """canvas => {
   const { data, width } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
   const found = new Map();
   for (let at = 0; at < data.length; at += 4) {
@@ -113,4 +113,4 @@ async def test_the_spread_of_an_evaluation_is_drawn(visit: Visit, run: None) -> 
     await visit.open("runs/base")
     canvas = visit.page.locator(".chart canvas").first
     await expect(canvas).to_be_visible()
-    assert await canvas.evaluate(ORANGE) > 12, "a fifth of the chart's height, at one place"
+    assert await canvas.evaluate(TALLEST_GREEN) > 12, "a fifth of the chart's height, at one place"

@@ -95,6 +95,8 @@ class FindAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Number of sessions searched."""
     num_waiting: int
     """Number of sessions not yet in the index."""
+    known: dict[str, tuple[str, ...]] = {}
+    """`outcome`, `cause`, `harness` -> values in the index, sorted, at most 200 of each."""
 
 
 def open_index(path: Path) -> sqlite3.Connection:
@@ -139,6 +141,7 @@ def find(path: Path, wanted: Wanted, num_waiting: int) -> FindAnswer:
         with closing(_reading(path)) as index:
             (num_indexed,) = index.execute("SELECT count(*) FROM sessions").fetchone()
             found = list(_found(index, wanted))
+            known = {name: _known(index, name) for name in ("outcome", "cause", "harness")}
     except sqlite3.DatabaseError:
         return FindAnswer(sessions=(), has_more=False, num_indexed=0, num_waiting=num_waiting)
     return FindAnswer(
@@ -146,7 +149,13 @@ def find(path: Path, wanted: Wanted, num_waiting: int) -> FindAnswer:
         has_more=len(found) > wanted.limit,
         num_indexed=num_indexed,
         num_waiting=num_waiting,
+        known=known,
     )
+
+
+def _known(index: sqlite3.Connection, column: str) -> tuple[str, ...]:
+    query = f"SELECT DISTINCT {column} FROM sessions WHERE {column} != '' ORDER BY 1 LIMIT 200"
+    return tuple(value for (value,) in index.execute(query))
 
 
 def _reading(path: Path) -> sqlite3.Connection:

@@ -59,7 +59,11 @@ export function follow() {
 /** The task or session that the page shows; empty for the service as a whole. */
 function subject() {
   const [, kind = "", id = ""] = location.hash.split("?", 1)[0].split("/");
-  return id === "" ? kind : decodeURIComponent(id);
+  try {
+    return id === "" ? kind : decodeURIComponent(id);
+  } catch {
+    return id;
+  }
 }
 
 /** The worker's address, beside this module, as a trusted one: the policy allows no other script to be named. */

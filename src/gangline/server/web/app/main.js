@@ -1,6 +1,7 @@
 // The page: which part is shown, by the part of the address after `#`, and the keys that work everywhere.
 
 import { Find } from "./find.js";
+import { NoSuchPart } from "./missing.js";
 import { Now } from "./now.js";
 import { Run } from "./run.js";
 import { Runs } from "./runs.js";
@@ -30,7 +31,16 @@ function route(hash) {
   const [path, query = ""] = hash.replace(/^#/, "").split("?", 2);
   const [, kind = "", id = ""] = path.split("/");
   const call = new URLSearchParams(query).get("call");
-  return { kind, query, id: decodeURIComponent(id), call: call === null || !/^\d{1,9}$/.test(call) ? null : Number(call) };
+  return { kind, query, path, id: decoded(id), call: call === null || !/^\d{1,9}$/.test(call) ? null : Number(call) };
+}
+
+/** @param {string} text Of the address, where anybody may have written anything. */
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
 }
 
 function Page() {
@@ -72,12 +82,12 @@ function Page() {
 }
 
 /** @param {ReturnType<typeof route>} at */
-function part({ kind, id, call, query }) {
+function part({ kind, id, call, query, path }) {
   if (kind === "find") return html`<${Find} key=${query} query=${query} />`;
   if (kind === "sessions") return html`<${Session} key=${id} id=${id} call=${call} />`;
   if (kind === "runs") return id === "" ? html`<${Runs} />` : html`<${Run} key=${id} name=${id} query=${query} />`;
   if (kind === "tasks") return html`<${Task} key=${id} id=${id} />`;
-  return html`<${Now} />`;
+  return kind === "" ? html`<${Now} />` : html`<${NoSuchPart} address=${`#${path}`} />`;
 }
 
 function Help() {

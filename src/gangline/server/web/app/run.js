@@ -2,6 +2,7 @@
 
 import { json } from "./api.js";
 import { Chart } from "./chart.js";
+import { Missing } from "./missing.js";
 import { SessionGroups } from "./run_step.js";
 import { Tiles } from "./run_tiles.js";
 import { difference } from "./runs.js";
@@ -44,6 +45,7 @@ export function Run({ name, query }) {
     history.replaceState(null, "", `#/runs/${encodeURIComponent(name)}${kept.size === 0 ? "" : `?${kept}`}`);
   }, [name, step, other]);
   const problem = error || beside.error;
+  if (found === null && error !== "") return html`<${Missing} what="run" id=${name} why=${error} />`;
   return html`<main class="scroller now run" tabindex="-1">
     <h1>${name}</h1>
     ${problem !== "" && html`<p class="problem" role="alert">${problem}</p>`}

@@ -1,9 +1,8 @@
 // The training runs of the data folder: how far each is, and what it gained on held-out tasks.
 
 import { json } from "./api.js";
-import { Table } from "./now.js";
-import { number } from "./scales.js";
-import { visible } from "./visible.js";
+import { duration, number } from "./scales.js";
+import { Ago, DataTable, Reward } from "./table.js";
 import { html, useEffect, useState } from "./ui.js";
 
 const AGAIN_MS = 10_000;
@@ -25,25 +24,45 @@ export function Runs() {
 }
 
 function None() {
-  return html`<p>There is none in the data folder of this server. <code>gangline train run SPEC</code> with the same data folder makes one.</p>`;
+  return html`<p>
+      There is none in the data folder of this server. <code>gangline train run SPEC</code> with the same data folder makes
+      one.
+    </p>
+    <p><a href="#/">Now</a> shows the tasks, and <a href="#/find">Find</a> their sessions.</p>`;
 }
 
-/** @param {{runs: import("./types").RunSummary[]}} props */
+/** @typedef {import("./types").RunSummary} RunSummary */
+
+/**
+ * @param {number} now Unix time.
+ * @returns {import("./table.js").Column<RunSummary>[]}
+ */
+function columns(now) {
+  const seconds = (/** @type {string} */ time) => Date.parse(time) / 1000;
+  return [
+    { name: "run", title: "run", value: (run) => run.name, cell: (run) => html`<a href=${`#/runs/${encodeURIComponent(run.name)}`}>${run.name}</a>` },
+    { name: "state", title: "state", value: (run) => run.state },
+    { name: "steps", title: "steps", numeric: true, value: (run) => run.num_done, cell: (run) => `${number(run.num_done)} of ${number(run.num_steps)}` },
+    { name: "reward", title: "reward", numeric: true, value: (run) => run.reward_mean, cell: (run) => html`<${Reward} value=${run.reward_mean} />` },
+    { name: "held out", title: "held out", numeric: true, value: (run) => run.last_evaluation, cell: heldOut },
+    { name: "difference", title: "difference", numeric: true, value: (run) => run.held_out_difference?.mean ?? null, cell: (run) => difference(run.held_out_difference) },
+    { name: "algorithm", title: "algorithm", value: (run) => `${run.algorithm}${run.control === "none" ? "" : `, ${run.control}`}` },
+    { name: "model", title: "model", value: (run) => run.model, hidden: true },
+    { name: "seed", title: "seed", numeric: true, value: (run) => run.seed, hidden: true },
+    { name: "time", title: "time", numeric: true, value: (run) => run.wall_s, cell: (run) => duration(run.wall_s) },
+    { name: "changed", title: "changed", numeric: true, value: (run) => seconds(run.updated_at), cell: (run) => html`<${Ago} at=${seconds(run.updated_at)} now=${now} />` },
+  ];
+}
+
+/** @param {{runs: RunSummary[]}} props */
 function List({ runs }) {
-  return html`<${Table} titles=${["run", "state", "steps", "reward", "held out", "difference", "algorithm", "changed"]}>
-    ${runs.map(
-      (run) => html`<tr key=${run.name}>
-        <td><a href=${`#/runs/${encodeURIComponent(run.name)}`}>${run.name}</a></td>
-        <td>${run.state}</td>
-        <td class="number">${number(run.num_done)} of ${number(run.num_steps)}</td>
-        <td class="number">${number(run.reward_mean)}</td>
-        <td class="number">${heldOut(run)}</td>
-        <td class="number">${difference(run.held_out_difference)}</td>
-        <td>${visible(run.algorithm)}${run.control === "none" ? "" : `, ${run.control}`}</td>
-        <td>${run.updated_at.slice(0, 16).replace("T", " ")}</td>
-      </tr>`,
-    )}
-  <//>`;
+  return html`<${DataTable}
+    name="runs"
+    label="runs"
+    columns=${columns(Date.now() / 1000)}
+    rows=${runs}
+    keyOf=${(/** @type {RunSummary} */ run) => run.name}
+  />`;
 }
 
 /** @param {import("./types").RunSummary} run */

@@ -8,6 +8,7 @@ import { Ending } from "./ending.js";
 import { Evidence } from "./evidence.js";
 import { BesideParent, ForkTree } from "./forks.js";
 import { calls, follow, latest } from "./live.js";
+import { Missing } from "./missing.js";
 import { SCALES } from "./scales.js";
 import { isSaved } from "./saved.js";
 import { SessionTokens } from "./tokens.js";
@@ -308,7 +309,7 @@ export class Session extends Component {
   /** @override */
   render() {
     const { outline, error, chain, view } = this.state;
-    if (error !== "") return html`<main><p class="problem" role="alert">${error}</p></main>`;
+    if (error !== "") return html`<${Missing} what="session" id=${this.props.id} why=${error} />`;
     if (outline === null) return html`<main aria-busy="true"><p>Loading the session ...</p></main>`;
     return html`<main class="session">
       <aside>

@@ -4,6 +4,7 @@ import { TaskActions } from "./actions.js";
 import { Aligned } from "./aligned.js";
 import { json } from "./api.js";
 import { events, follow } from "./live.js";
+import { Missing } from "./missing.js";
 import { number } from "./scales.js";
 import { SessionLink, Table } from "./now.js";
 import { Outcome, Reward, RewardRow } from "./verdict.js";
@@ -53,7 +54,7 @@ export function Task({ id }) {
   useEffect(() => {
     json(`/v1/tasks/${encodeURIComponent(id)}`).then(setTask, (problem) => setError(problem.message));
   }, [id, changed]);
-  if (error !== "") return html`<main><p class="problem" role="alert">${error}</p></main>`;
+  if (error !== "") return html`<${Missing} what="task" id=${id} why=${error} />`;
   if (task === null) return html`<main aria-busy="true"><p>Loading the task ...</p></main>`;
   const rewards = task.rewards.filter((reward) => reward !== null);
   const mean = rewards.length === 0 ? null : rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;

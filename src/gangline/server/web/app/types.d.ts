@@ -224,6 +224,7 @@ export interface FindAnswer {
   has_more: boolean;
   num_indexed: number;
   num_waiting: number;
+  known: Partial<Record<string, string[]>>;
 }
 
 export interface AlignedSample {
