@@ -27,7 +27,8 @@ PARTS = {
     "no part": ("nosuch", "h1"),
 }
 OVERFLOW = """() => [document.documentElement, document.querySelector("main")]
-  .filter(one => one.scrollWidth > one.clientWidth).map(one => `${one.tagName} ${one.scrollWidth} > ${one.clientWidth}`)"""
+  .filter(one => one.scrollWidth > one.clientWidth)
+  .map(one => `${one.tagName} ${one.scrollWidth} > ${one.clientWidth}`)"""
 
 
 @pytest.fixture(scope="module", autouse=True)
