@@ -68,6 +68,8 @@ async def test_sessions_are_found_by_words_and_by_how_they_ended(control: Server
     assert await found(control, 3, cause="harness_error", words="agent.py") == ["broken.0"]
     assert await found(control, 3, outcome="agent_error", task_id="wrong") == []
     assert await found(control, 3, words='" * ( NEAR') == []
+    known = {"outcome": ["agent_error", "completed"], "cause": ["harness_error"], "harness": ["shell"]}
+    assert (await ask(control))["known"] == known
     assert len(await found(control, 3, harness="shell")) == 3
     assert await found(control, 3, harness="other") == []
     assert set(await found(control, 3, version="2")) == {"wrong.0", "right.0"}

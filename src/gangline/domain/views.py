@@ -106,7 +106,7 @@ class TaskSummary(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     """As in its sessions."""
     num_sampled_tokens: int | None = None
-    """Of its ended sessions."""
+    """Sum over its ended sessions."""
     mean_session_s: float | None = None
     """Mean time from the last lease of a session to its end."""
     priority: int = 0

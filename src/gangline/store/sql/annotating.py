@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from gangline.domain.errors import NotFound
 from gangline.domain.views import Annotation, AnnotationPage
+from gangline.store.sql.rows import newest
 from gangline.store.sql.schema import annotations, sessions
 
 _COLUMNS = [annotations.c[name] for name in Annotation.__struct_fields__]
@@ -25,10 +26,6 @@ def add_annotation(conn: sa.Connection, session_id: str, at: float, **fields: An
 
 def read_annotations(conn: sa.Connection, *, limit: int, before: int | None, **wanted: str | None) -> AnnotationPage:
     """Newest first. wanted: values of columns; None matches any."""
-    query = sa.select(*_COLUMNS).order_by(annotations.c.position.desc()).limit(limit + 1)
-    query = query.where(*(annotations.c[name] == value for name, value in wanted.items() if value is not None))
-    if before is not None:
-        query = query.where(annotations.c.position < before)
-    found = [Annotation(**row) for row in conn.execute(query).mappings()]
+    found = [Annotation(**row) for row in conn.execute(newest(_COLUMNS, limit, before, **wanted)).mappings()]
     page = tuple(found[:limit])
     return AnnotationPage(annotations=page, next=page[-1].position if len(found) > limit else None)

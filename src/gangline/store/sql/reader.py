@@ -34,7 +34,7 @@ from gangline.store.sql import retention
 from gangline.store.sql.annotating import read_annotations
 from gangline.store.sql.database import Database
 from gangline.store.sql.placing import image_waits, unplaced
-from gangline.store.sql.rows import queue
+from gangline.store.sql.rows import newest, queue
 from gangline.store.sql.schema import IN_QUEUE, LEASED, QUEUED, WAITING, events, nodes, outbox, sessions, tasks
 
 T = TypeVar("T")
@@ -46,6 +46,7 @@ _LEASED_STAGE: sa.ColumnElement[str] = sa.literal_column("'leased'")
 _SUMMARY_NAMES = [name for name in TaskSummary.__struct_fields__ if name in tasks.c]
 _SUMMARY = [tasks.c[name] for name in _SUMMARY_NAMES]
 _SESSION_NAMES = [name for name in SessionView.__struct_fields__ if name in sessions.c]
+_EVENT = [events.c[name] for name in Event.__struct_fields__]
 _SESSION = [*(sessions.c[name] for name in _SESSION_NAMES), sessions.c.needs]
 
 
@@ -95,11 +96,7 @@ class TaskReader:
         run: str | None = None,
     ) -> TaskPage:
         """Newest first. before: the `next` of the previous page."""
-        query = sa.select(*_SUMMARY).order_by(tasks.c.position.desc()).limit(limit + 1)
-        wanted = {"status": status, "submitter": submitter, "run": run}
-        query = query.where(*(tasks.c[name] == value for name, value in wanted.items() if value is not None))
-        if before is not None:
-            query = query.where(tasks.c.position < before)
+        query = newest(_SUMMARY, limit, before, status=status, submitter=submitter, run=run)
         with self.database.reading() as conn:
             rows = conn.execute(query).mappings().all()
             ended = _ended_by_outcome(conn, [row["task_id"] for row in rows[:limit]])
@@ -131,11 +128,8 @@ class TaskReader:
         """
         if task_id is not None:
             self.task_ended(task_id)
-        query = sa.select(*_SESSION).order_by(sessions.c.position.desc()).limit(limit + 1)
         wanted = {"state": state, "outcome": outcome, "task_id": task_id, "node_id": node_id, "submitter": submitter}
-        query = query.where(*(sessions.c[name] == value for name, value in wanted.items() if value is not None))
-        if before is not None:
-            query = query.where(sessions.c.position < before)
+        query = newest(_SESSION, limit, before, **wanted)
         with self.database.reading() as conn:
             found = _session_views(conn, query, self._clock())
         page = tuple(found[:limit])
@@ -238,11 +232,11 @@ class TaskReader:
 
     def events(self, *, after: int = 0, limit: int = 500, task_id: str | None = None) -> list[Event]:
         """Events with `seq > after`, in order."""
-        query = sa.select(events).where(events.c.seq > after).order_by(events.c.seq).limit(limit)
+        query = sa.select(*_EVENT).where(events.c.seq > after).order_by(events.c.seq).limit(limit)
         if task_id is not None:
             query = query.where(events.c.task_id == task_id)
-        with self.database.reading() as conn:
-            return [_event(row) for row in conn.execute(query).mappings()]
+        with self.database.reading() as conn:  # many rows each second where a page is open, so no mappings
+            return [_event(*row) for row in conn.execute(query).all()]
 
     def last_event(self) -> int:
         """The highest `seq` so far; 0 if there are no events."""
@@ -349,10 +343,6 @@ def result_of(session: SessionView, results: Results) -> SessionResult:
     )
 
 
-def _fields(row: sa.RowMapping, kind: type[msgspec.Struct]) -> dict[str, Any]:
-    return {name: row[name] for name in kind.__struct_fields__}
-
-
 def _counts(conn: sa.Connection, key: Any, *where: Any) -> dict[str, int]:
     found = conn.execute(sa.select(key, sa.func.count()).where(*where).group_by(key))
     return {row[0]: row[1] for row in found}
@@ -393,8 +383,9 @@ def _node_views(conn: sa.Connection, now: float) -> tuple[NodeView, ...]:
     )
 
 
-def _event(row: sa.RowMapping) -> Event:
-    return Event(**{**_fields(row, Event), "data": msgspec.json.decode(row["data"])})
+def _event(seq: int, at: float, kind: str, task_id: str | None, session_id: str | None, data: str) -> Event:
+    told = msgspec.json.decode(data)
+    return Event(seq=seq, at=at, kind=kind, task_id=task_id, session_id=session_id, data=told)
 
 
 def _no_task(task_id: str) -> NotFound:

@@ -142,6 +142,16 @@ def prolong(unit: Unit, positions: Sequence[int], expires_at: float) -> None:
         unit.conn.execute(_PROLONG, {"these": positions[start : start + _MANY], "expires_at": expires_at})
 
 
+def newest(columns: Sequence[sa.Column[Any]], limit: int, before: int | None, **wanted: object) -> sa.Select[Any]:
+    """Rows of one table, newest first, and one more than the limit. before: position of the row before them. wanted:
+    values of columns; None matches any.
+    """
+    its = columns[0].table.c
+    where = [its[name] == value for name, value in wanted.items() if value is not None]
+    where += [] if before is None else [its.position < before]
+    return sa.select(*columns).where(*where).order_by(its.position.desc()).limit(limit + 1)
+
+
 def one_row(unit: Unit, session_id: str) -> sa.RowMapping:
     """Raises: NotFound."""
     row = unit.conn.execute(_ONE, {"id": session_id}).mappings().one_or_none()
