@@ -269,7 +269,7 @@ function Tools({ label, columns, choice, change, found, rows, innerOf }) {
  */
 export function Reward({ value }) {
   if (value === null || value === undefined) return "–";
-  const [kind, sign] = value >= 1 ? ["full", "●"] : value <= 0 ? ["none", "○"] : ["part", "◐"];
+  const [kind, sign] = value >= 1 ? ["good", "●"] : value <= 0 ? ["bad", "○"] : ["partly", "◐"];
   return html`<span class=${`reward ${kind}`}><span aria-hidden="true">${sign}</span> ${number(value)}</span>`;
 }
 
