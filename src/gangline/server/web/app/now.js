@@ -3,7 +3,7 @@
 import { follow, problem, state } from "./live.js";
 import { duration, number, size } from "./scales.js";
 import { failureCauses, perMinute, waitingSessions } from "./standing.js";
-import { Ago, DataTable, Reward } from "./table.js";
+import { Ago, DataTable, Reward, Wide } from "./table.js";
 import { FirstTask, Tasks, counts } from "./tasks.js";
 import { visible } from "./visible.js";
 import { html, useEffect } from "./ui.js";
@@ -67,7 +67,7 @@ function Waiting({ status, sessions }) {
   const waiting = waitingSessions(sessions, status);
   if (waiting.length === 0) return null;
   return html`<h2>Waiting for long</h2>
-    <div class="data sideways">
+    <${Wide} label="Waiting for long">
       <${Table} titles=${["session", "since", "why"]}>
         ${waiting.slice(0, 20).map(
           ({ session, since_s, why }) => html`<tr key=${session.session_id}>
@@ -77,7 +77,7 @@ function Waiting({ status, sessions }) {
           </tr>`,
         )}
       <//>
-    </div>`;
+    <//>`;
 }
 
 /** @param {{sessions: import("./types").SessionView[]}} props */
@@ -85,7 +85,7 @@ function Failures({ sessions }) {
   const causes = failureCauses(sessions);
   if (causes.length === 0) return null;
   return html`<h2>Failures that share a cause</h2>
-    <div class="data sideways">
+    <${Wide} label="Failures that share a cause">
       <${Table} titles=${["boundary", "cause", "sessions", "such as"]}>
         ${causes.slice(0, 20).map(
           ({ boundary, code, message, held }) => html`<tr key=${`${boundary} ${code} ${message}`}>
@@ -96,7 +96,7 @@ function Failures({ sessions }) {
           </tr>`,
         )}
       <//>
-    </div>`;
+    <//>`;
 }
 
 /** @param {import("./types").NodeView} node */
@@ -114,7 +114,7 @@ function Nodes({ nodes }) {
     ${nodes.length === 0 &&
     html`<p>No node has joined, so sessions wait. <code>gangline up</code> starts one with the server, <code>gangline node</code> one alone.</p>`}
     ${nodes.length > 0 &&
-    html`<div class="data sideways">
+    html`<${Wide} label="Nodes and engines">
       <${Table} titles=${["node", "sessions", "heard", "calls in flight", "engines"]}>
         ${nodes.map(
           (node) => html`<tr key=${node.node_id}>
@@ -126,7 +126,7 @@ function Nodes({ nodes }) {
           </tr>`,
         )}
       <//>
-    </div>`}`;
+    <//>`}`;
 }
 
 /** @param {Record<string, any>} engine */

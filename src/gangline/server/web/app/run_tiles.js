@@ -3,6 +3,7 @@
 import { json } from "./api.js";
 import { difference, heldOut } from "./runs.js";
 import { duration, number } from "./scales.js";
+import { Wide } from "./table.js";
 import { visible } from "./visible.js";
 import { html, useEffect, useState } from "./ui.js";
 
@@ -107,7 +108,7 @@ function Configuration({ settings }) {
   const names = Object.keys(settings).sort();
   return html`<details class="configuration">
     <summary>Configuration: ${names.length} settings</summary>
-    <div class="data sideways">
+    <${Wide} label="Settings">
       <table aria-label="Configuration">
         <thead>
           <tr>
@@ -124,6 +125,6 @@ function Configuration({ settings }) {
           )}
         </tbody>
       </table>
-    </div>
+    <//>
   </details>`;
 }

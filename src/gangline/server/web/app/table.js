@@ -186,6 +186,14 @@ export function DataTable({ name, label, columns, rows, keyOf, innerOf = () => [
   </div>`;
 }
 
+/**
+ * Room for a plain table, which scrolls within itself where it is too wide.
+ * @param {{label: string, children?: any}} props
+ */
+export function Wide({ label, children }) {
+  return html`<div class="data sideways" role="region" aria-label=${label} tabindex="0">${children}</div>`;
+}
+
 /** @param {string | number | null | undefined} value */
 function plain(value) {
   return typeof value === "string" ? visible(value) : number(value);
