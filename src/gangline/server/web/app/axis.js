@@ -29,7 +29,10 @@ export function axisOf(lines, kind) {
   return [low - margin, high + margin];
 }
 
-/** @param {number | null} value */
+/**
+ * @param {number | null} value
+ * @returns {value is number}
+ */
 function isNumber(value) {
   return value !== null && Number.isFinite(value);
 }

@@ -7,6 +7,7 @@ import { SessionGroups } from "./run_step.js";
 import { Tiles } from "./run_tiles.js";
 import { difference } from "./runs.js";
 import { number } from "./scales.js";
+import { Wide } from "./table.js";
 import { visible } from "./visible.js";
 import { html, useEffect, useRef, useState } from "./ui.js";
 
@@ -199,24 +200,26 @@ function Compared({ name, other }) {
         : `On ${number(changed.difference.num_tasks)} held-out tasks ${other} has ${difference(changed.difference)} against ${name}.`}
     </p>
     ${settings.length > 0 &&
-    html`<table class="settings" aria-label="Settings that differ">
-      <thead>
-        <tr>
-          <th scope="col">setting</th>
-          <th scope="col">${name}</th>
-          <th scope="col">${other}</th>
-        </tr>
-      </thead>
-      <tbody>
-        ${settings.map(
-          (setting) => html`<tr key=${setting}>
-            <td>${visible(setting)}</td>
-            <td>${visible(JSON.stringify(base.settings[setting]))}</td>
-            <td>${visible(JSON.stringify(changed.settings[setting]))}</td>
-          </tr>`,
-        )}
-      </tbody>
-    </table>`}`;
+    html`<${Wide} label="What differs">
+      <table class="settings" aria-label="Settings that differ">
+        <thead>
+          <tr>
+            <th scope="col">setting</th>
+            <th scope="col">${name}</th>
+            <th scope="col">${other}</th>
+          </tr>
+        </thead>
+        <tbody>
+          ${settings.map(
+            (setting) => html`<tr key=${setting}>
+              <td>${visible(setting)}</td>
+              <td class="wraps-anywhere">${visible(JSON.stringify(base.settings[setting]))}</td>
+              <td class="wraps-anywhere">${visible(JSON.stringify(changed.settings[setting]))}</td>
+            </tr>`,
+          )}
+        </tbody>
+      </table>
+    <//>`}`;
 }
 
 /** @param {{run: RunCurves, at: number}} props */

@@ -3,6 +3,7 @@
 import { json } from "./api.js";
 import { Table } from "./now.js";
 import { number } from "./scales.js";
+import { Reward, Wide } from "./table.js";
 import { html, useEffect, useState } from "./ui.js";
 
 const PAUSE_MS = 150;
@@ -30,8 +31,10 @@ export function SessionGroups({ name, step }) {
   return html`<p>${number(record.num_groups)} groups, ${number(record.num_sessions)} sessions trained on</p>
     ${groups.length === 0
       ? html`<p>The record does not name its groups: an earlier version wrote it.</p>`
-      : html`<${Table} titles=${["group", "mean reward", "samples by their reward"]}>
-          ${groups.map((group) => html`<${Group} key=${group.task_id} group=${group} />`)}
+      : html`<${Wide} label="Groups of the step">
+          <${Table} titles=${["group", "mean reward", "samples by their reward"]}>
+            ${groups.map((group) => html`<${Group} key=${group.task_id} group=${group} />`)}
+          <//>
         <//>`}`;
 }
 
@@ -40,14 +43,14 @@ function Group({ group }) {
   if (!group.is_known) {
     return html`<tr>
       <td>${group.task_id}</td>
-      <td class="number">–</td>
-      <td>This server does not have the task, or not any more.</td>
+      <td>–</td>
+      <td class="wraps-words">This server does not have the task, or not any more.</td>
     </tr>`;
   }
   return html`<tr>
     <td><a href=${`#/tasks/${encodeURIComponent(group.task_id)}`}>${group.task_id}</a></td>
-    <td class="number">${number(group.mean_reward)}</td>
-    <td class="samples">
+    <td><${Reward} value=${group.mean_reward} /></td>
+    <td class="samples wraps-words">
       ${group.sessions.map(
         (session, index) => html`<a href=${`#/sessions/${encodeURIComponent(session)}`} aria-label=${`sample ${index}, reward ${number(group.rewards[index])}`}>
           ${number(group.rewards[index])}
