@@ -86,6 +86,9 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """At most 5; empty if no words were given."""
 
 
+_COLUMNS = Found.__struct_fields__[:-1]
+
+
 class FindAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions, most recently indexed first."""
 
@@ -179,7 +182,7 @@ def _check_version(index: sqlite3.Connection, allowed: tuple[int, ...]) -> None:
 def _found(index: sqlite3.Connection, wanted: Wanted) -> Iterable[Found]:
     """Up to one session more than the limit."""
     conditions, values = _conditions(wanted)
-    columns = "s.id, s.session_id, s.task_id, s.outcome, s.reward, s.cause, s.rules, s.num_calls, s.harness, s.versions"
+    columns = ", ".join(f"s.{name}" for name in ("id", *_COLUMNS))
     terms = _terms(wanted.words)
     if not terms:
         rows = index.execute(
@@ -229,19 +232,9 @@ class _Snippets:
 
 
 def _session(row: tuple[Any, ...], hits: tuple[Hit, ...]) -> Found:
-    _, session_id, task_id, outcome, reward, cause, rules, num_calls, harness, versions = row
-    return Found(
-        session_id=session_id,
-        task_id=task_id,
-        outcome=outcome,
-        reward=reward,
-        cause=cause,
-        rules=tuple(rules.split()),
-        num_calls=num_calls,
-        harness=harness,
-        versions=tuple(map(int, versions.split())),
-        hits=hits,
-    )
+    found = dict(zip(_COLUMNS, row[1:], strict=True))
+    lists = {"rules": tuple(found["rules"].split()), "versions": tuple(map(int, found["versions"].split()))}
+    return Found(**found | lists, hits=hits)
 
 
 def _conditions(wanted: Wanted) -> tuple[str, list[object]]:
