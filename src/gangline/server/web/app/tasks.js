@@ -125,5 +125,5 @@ export function FirstTask() {
   return html`<h2>No task yet</h2>
     <p>Two commands make one, in the folder in which <code>gangline up</code> runs:</p>
     <pre class="instruction">${"gangline init my-agent && (cd my-agent && python3 tasks.py)\ngangline submit my-agent/task.json --wait"}</pre>
-    <p>It appears here while it runs.</p>`;
+    <p>The first prints what else its agent needs. The task appears here while it runs.</p>`;
 }
