@@ -83,6 +83,7 @@ function Page() {
 
 /** @param {ReturnType<typeof route>} at */
 function part({ kind, id, call, query, path }) {
+  if (id === "" && (kind === "sessions" || kind === "tasks")) return html`<${NoSuchPart} address=${`#${path}`} />`;
   if (kind === "find") return html`<${Find} key=${query} query=${query} />`;
   if (kind === "sessions") return html`<${Session} key=${id} id=${id} call=${call} />`;
   if (kind === "runs") return id === "" ? html`<${Runs} />` : html`<${Run} key=${id} name=${id} query=${query} />`;
