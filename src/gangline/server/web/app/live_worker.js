@@ -20,6 +20,9 @@ const MANY_EVENTS = 50;
 /** A reading is followed by a hundred times its own length without one, so that it costs the service a hundredth. */
 const REST = 100;
 
+/** The newest tasks, the newest of no run, and the newest sessions. */
+const LISTS = ["/v1/tasks?limit=100", "/v1/tasks?limit=50&run=", "/v1/sessions?limit=300"];
+
 /** @typedef {{port: MessagePort, visible: boolean, subject: string}} Viewer subject: what it shows; empty for all. */
 
 /** @type {Set<Viewer>} */
@@ -145,9 +148,6 @@ async function read() {
   if (stream !== null) plan(again ? rest : MOST_MS);
   again = false;
 }
-
-/** The newest tasks, the newest of no run, and the newest sessions. */
-const LISTS = ["/v1/tasks?limit=100", "/v1/tasks?limit=50&run=", "/v1/sessions?limit=300"];
 
 /**
  * @param {any[]} lists

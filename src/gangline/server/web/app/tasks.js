@@ -37,7 +37,7 @@ function runLine(run, tasks, isWhole) {
   const outcomes = {};
   for (const task of tasks) for (const [outcome, num] of Object.entries(task.outcomes)) outcomes[outcome] = (outcomes[outcome] ?? 0) + num;
   const num_open = sum(tasks.map((task) => task.num_open)) ?? 0;
-  const one = (/** @type {"harness" | "model" | "submitter"} */ name) => [...new Set(tasks.map((task) => task[name] ?? "").filter((text) => text !== ""))].join(", ");
+  const one = (/** @type {"harness" | "model" | "submitter"} */ field) => [...new Set(tasks.map((task) => task[field] ?? "").filter((text) => text !== ""))].join(", ");
   return {
     task_id: run,
     run,
@@ -82,7 +82,7 @@ export function counts(held) {
 }
 
 /** @param {Line} line */
-function name({ task_id, tasks, isWhole }) {
+function title({ task_id, tasks, isWhole }) {
   if (tasks.length === 0) return html`<a href=${`#/tasks/${encodeURIComponent(task_id)}`}>${task_id}</a>`;
   return html`${task_id} <small>${isWhole ? "" : "the newest "}${number(tasks.length)} ${tasks.length === 1 ? "task" : "tasks"}</small>`;
 }
@@ -93,7 +93,7 @@ function name({ task_id, tasks, isWhole }) {
  */
 function columns(now) {
   return [
-    { name: "task", title: "task", value: (line) => line.task_id, cell: name },
+    { name: "task", title: "task", value: (line) => line.task_id, cell: title },
     { name: "state", title: "state", value: state },
     { name: "time", title: "submitted", numeric: true, value: (line) => line.created_at, cell: (line) => html`<${Ago} at=${line.created_at} now=${now} />` },
     { name: "harness", title: "harness", value: (line) => line.harness },
