@@ -37,11 +37,11 @@ async def test_conditions_are_suggested_from_the_index(visit: Visit) -> None:
     suggested = "id => [...document.getElementById(id).options].map(option => option.value)"
     assert "harness_error" in await page.evaluate(suggested, "known-cause")
     assert "shell" in await page.evaluate(suggested, "known-harness")
-    await page.get_by_label("Outcome").select_option("agent error")
+    await page.get_by_role("search").get_by_label("Outcome").select_option("agent error")
     await expect(page.get_by_role("row").filter(has_text="task-1.0")).to_have_count(0)
     await expect(failed).to_be_visible()
     await expect(page).to_have_url(re.compile("outcome=agent_error$"))
-    await page.get_by_label("Cause").fill("nothing_like_it")
+    await page.get_by_role("search").get_by_label("Cause").fill("nothing_like_it")
     await expect(page.get_by_role("main")).to_contain_text("0 of ")
     await page.get_by_role("button", name="Drop all conditions").press("Enter")
     await expect(page.get_by_role("row").filter(has_text="task-1.0")).to_be_visible()

@@ -19,6 +19,8 @@ import { Component, html } from "./ui.js";
 /** Hues that colour-blind people tell apart (Okabe and Ito), with enough contrast to the page. */
 const HUES = { light: ["#0072b2", "#c65400", "#007a59"], dark: ["#56b4e9", "#e69f00", "#2fc79a"] };
 const HEIGHT = 150;
+/** Half the width of an error bar's ends, in pixels. */
+const CAP = 4;
 /** Distances of the labels under a chart: there are no half steps. */
 const WHOLE = [1, 2, 5].flatMap((one) => [0, 1, 2, 3, 4, 5].map((power) => one * 10 ** power)).sort((a, b) => a - b);
 const DARK = matchMedia("(prefers-color-scheme: dark)");
@@ -176,7 +178,7 @@ export class Chart extends Component {
     const { ctx, bbox } = plot;
     ctx.save();
     ctx.beginPath();
-    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    ctx.rect(bbox.left - CAP, bbox.top, bbox.width + 2 * CAP + 1, bbox.height); // the first and last step lie on its edges
     ctx.clip();
     for (const line of this.props.lines) {
       ctx.fillStyle = hues[line.hue % hues.length];
@@ -186,7 +188,7 @@ export class Chart extends Component {
         const x = Math.round(plot.valToPos(step, "x", true));
         const [top, bottom] = [value + error, value - error].map((end) => Math.round(plot.valToPos(end, "y", true)));
         ctx.fillRect(x, top, 1, bottom - top);
-        for (const y of [top, bottom]) ctx.fillRect(x - 4, y, 9, 1);
+        for (const y of [top, bottom]) ctx.fillRect(x - CAP, y, 2 * CAP + 1, 1);
       });
     }
     ctx.restore();
