@@ -232,9 +232,9 @@ class _Snippets:
 
 
 def _session(row: tuple[Any, ...], hits: tuple[Hit, ...]) -> Found:
-    found = dict(zip(_COLUMNS, row[1:], strict=True))
-    lists = {"rules": tuple(found["rules"].split()), "versions": tuple(map(int, found["versions"].split()))}
-    return Found(**found | lists, hits=hits)
+    found: dict[str, Any] = dict(zip(_COLUMNS, row[1:], strict=True))
+    found |= {"rules": tuple(found["rules"].split()), "versions": tuple(map(int, found["versions"].split()))}
+    return Found(**found, hits=hits)
 
 
 def _conditions(wanted: Wanted) -> tuple[str, list[object]]:
