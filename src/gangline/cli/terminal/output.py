@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 import signal
 import sys
 import threading
@@ -67,6 +68,13 @@ def printable_lines(text: str) -> str:
     """The lines of `text` without control characters; a tab becomes spaces."""
     lines = (line.expandtabs(4) for line in text.splitlines())
     return "\n".join("".join(char if char.isprintable() else "?" for char in line) for line in lines)
+
+
+def open_command(part: str, data: Path | None = None, server: str | None = None) -> str:
+    """The command that opens a part of the page. data, server: the options that were given."""
+    options = [("--data", data), ("--server", server)]
+    given = "".join(f" {name} {shlex.quote(str(value))}" for name, value in options if value is not None)
+    return f"gangline open {shlex.quote(part)}{given}"
 
 
 def print_json(document: Any) -> None:

@@ -30,7 +30,7 @@ _SAFE = {
 }
 _FOR_EVER = "private, max-age=31536000, immutable"
 _SIGNING_IN = (
-    'fetch(location.pathname,{method:"POST"}).then(async a=>a.ok?location.replace("/"):'
+    'fetch(location.pathname,{method:"POST"}).then(async a=>a.ok?location.replace("/"+location.hash):'
     "document.body.textContent=(await a.json()).detail)"
 )
 _SIGN_IN_PAGE = (
