@@ -12,9 +12,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
+from gangline.wire.client.running import find_service
 from support.service.cli_process import COMMAND, UpProcess, clean_environment, gangline, wait_for
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "families"
@@ -72,6 +74,22 @@ def evaluated(up: UpProcess, path: Path, name: str, *more: object) -> dict[str, 
     return json.loads(done.stdout)
 
 
+def asked(up: UpProcess, path: str) -> Any:
+    service = find_service(up.data)
+    asking = Request(service.server_url + path, headers={"Authorization": f"Bearer {service.control_token}"})
+    with urlopen(asking) as answer:
+        return json.load(answer)
+
+
+def listed(up: UpProcess) -> list[dict[str, Any]]:
+    return asked(up, "/v1/evaluations")["evaluations"]
+
+
+def at_the_service(up: UpProcess, name: str) -> dict[str, Any]:
+    (one,) = [one for one in listed(up) if one["name"] == name]
+    return asked(up, f"/v1/evaluations/{one['evaluation_id']}")
+
+
 def without_times(report: dict[str, Any]) -> dict[str, Any]:
     slices = [report["whole"], *(one for mine in report["by"].values() for one in mine)]
     return {
@@ -125,13 +143,26 @@ def test_killed_and_resumed_it_reports_as_if_undisturbed_and_compare_finds_what_
     running.communicate()
     num_before = len(kept.read_bytes().splitlines())
     assert num_before < NUM_TASKS * NUM_SAMPLES
-    assert without_times(evaluated(up, some, "killed")) == without_times(whole)
+    (stopped,) = [one for one in listed(up) if one["name"] == "killed"]
+    assert stopped["num_left"] > 0, "what a killed command had sent is still there"
+    report = evaluated(up, some, "killed")
+    assert without_times(report) == without_times(whole)
+    assert at_the_service(up, "killed") == report, "the page has what the command prints"
+    (ended,) = [one for one in listed(up) if one["name"] == "killed"]
+    assert (ended["evaluation_id"], ended["num_left"]) == (stopped["evaluation_id"], 0)
 
     evaluated(up, all_of_them, "better")
     found = gangline("compare", "whole", "better", "--data", up.data, "--json")
     difference = json.loads(found.stdout)["difference"]
     assert set(difference["better"]) == {"count", "log"}
     assert (difference["mean"], difference["worse"]) == (2 / NUM_TASKS, [])
+    page = tmp_path / "compared.html"
+    told = gangline("compare", "whole", "better", "--data", up.data, "--html", page).stdout
+    assert len(re.findall(r'href="http://127.0.0.1:\d+/#/sessions/([^"]+)"', page.read_text())) == 32
+    ids = [one["evaluation_id"] for name in ("better", "whole") for one in listed(up) if one["name"] == name]
+    assert f"gangline open 'evaluations/{ids[0]}?with={ids[1]}' --data {up.data}" in told
+    compared = asked(up, f"/v1/evaluations/{ids[0]}/compared?with={ids[1]}")
+    assert compared["difference"] == difference, "page and command compute the same"
     same = gangline("compare", "whole", "killed", "--data", up.data)
     assert "No difference can be seen" in same.stdout, same.stderr
 

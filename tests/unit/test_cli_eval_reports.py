@@ -13,12 +13,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from gangline.domain.errors import InvalidRequest
 from gangline.tasks.commands.evals import compare, evaluate
-from gangline.tasks.commands.evals.page import report_page
+from gangline.tasks.commands.evals.page import comparison_page, report_page
 from gangline.tasks.commands.evals.view import comparison_lines, figures, tasks_rows, write_markdown
+from gangline.tasks.evals.comparison import compare_reports
 from gangline.tasks.evals.records import SessionRecord
 from gangline.tasks.evals.report import Report, make_report
-from gangline.tasks.evals.statistics import difference_of, estimate_of
+from gangline.tasks.evals.statistics import estimate_of
 from support.cli_output import drawn
 
 HOSTILE = "<script>alert(1)</script>"
@@ -43,14 +45,14 @@ def records(task: str, *rewards: float | None, outcome: str = "completed", **cha
     ]
 
 
-def report(*found: Sequence[SessionRecord], num_samples: int = 2) -> Report:
+def report(*found: Sequence[SessionRecord], num_samples: int = 2, name: str = "e") -> Report:
     return make_report(
-        "e", [one for mine in found for one in mine], num_samples=num_samples, ks=sorted({1, num_samples})
+        name, [one for mine in found for one in mine], num_samples=num_samples, ks=sorted({1, num_samples})
     )
 
 
 def shown(made: Report, capsys: pytest.CaptureFixture[str]) -> str:
-    evaluate._show(made, 0, as_json=False)  # pyright: ignore[reportPrivateUsage]
+    evaluate._show(made, as_json=False)  # pyright: ignore[reportPrivateUsage]
     return capsys.readouterr().out
 
 
@@ -168,28 +170,69 @@ def test_the_page_links_each_session_where_a_service_has_it() -> None:
     assert "a" not in [tag for tag, _ in alone.tags]
 
 
+BEFORE = report(records("same", 1, 1), records("worse", 1, 1), records("better", 0, 0), records("much", 0, 0))
+AFTER = report(records("same", 1, 1), records("worse", 0, 1), records("better", 0, 1), records("much", 1, 1), name="f")
+
+
 def test_a_comparison_sets_the_rewards_of_each_task_side_by_side() -> None:
-    first = report(records("same", 1, 1), records("worse", 1, 1), records("better", 0, 0), records("much", 0, 0))
-    second = report(records("same", 1, 1), records("worse", 0, 1), records("better", 0, 1), records("much", 1, 1))
-    second = msgspec.structs.replace(second, name="f")
-    difference = difference_of(first.tasks, second.tasks)
-    assert difference is not None
-    told = drawn(compare.comparison_table(first, second, difference), 100)
+    comparison = compare_reports(BEFORE, AFTER)
+    told = drawn(compare.comparison_table(comparison), 100)
     assert [line.split() for line in told] == [
         ["task", "e", "f", "difference"],
         ["worse", "1", "1", "0", "1", "-0.500"],
         ["better", "0", "0", "0", "1", "+0.500"],
         ["much", "0", "0", "1", "1", "+1.000"],
     ]
-    assert "1 tasks worse" in " ".join(comparison_lines("e", "f", difference))
+    assert "1 tasks worse" in " ".join(comparison_lines("e", "f", comparison))
+
+
+def test_the_terminal_shows_the_largest_losses_and_the_largest_gains() -> None:
+    before = report(*(records(f"t{at:02}", 12, 12) for at in range(25)))
+    after = report(*(records(f"t{at:02}", at, at) for at in range(25)), name="f")
+    comparison = compare_reports(before, after)
+    shown = [line.split()[0] for line in drawn(compare.comparison_table(comparison), 100)][1:]
+    assert shown == [f"t{at:02}" for at in (*range(10), *range(15, 25))]
+    assert [change.task for change in comparison.tasks] == [f"t{at:02}" for at in range(25)]
+
+
+def test_tasks_that_one_evaluation_lacks_are_counted_and_in_no_difference() -> None:
+    before = report(records("a", 1, 1), records("gone", 0, 0), records("lost", 1, 1))
+    after = report(records("a", 0, 0), records("new", 1, 1), records("lost", None, None), name="f")
+    comparison = compare_reports(before, after)
+    assert (comparison.difference.num_tasks, comparison.apart) == (1, ("gone", "lost", "new"))
+    assert list(comparison_lines("e", "f", comparison))[-1].startswith("3 tasks count in one of them only")
+
+
+def test_evaluations_without_a_common_task_are_not_compared() -> None:
+    with pytest.raises(InvalidRequest, match="e and f have no task in common"):
+        compare_reports(report(records("a", 1, 1)), report(records("b", 1, 1), name="f"))
+
+
+def test_a_comparison_as_a_page_has_every_task_and_what_the_terminal_says() -> None:
+    comparison = compare_reports(BEFORE, AFTER)
+    text = comparison_page(comparison, 1.0, "http://h:1")
+    page = _Page(text)
+    for line in comparison_lines("e", "f", comparison):
+        assert f"<p>{line}</p>" in text
+    rows = [attributes for tag, attributes in page.tags if tag == "tr" and "data-passed" in attributes]
+    assert [row["data-passed"] for row in rows] == ["0", "1", "0", "0"], "those that are the same can be left out"
+    links = [attributes["href"] for tag, attributes in page.tags if tag == "a"]
+    assert len(links) == 16
+    assert links[:2] == ["http://h:1/#/sessions/e-worse.0", "http://h:1/#/sessions/e-worse.1"]
+    assert "<td>e<td>4<td>8<td>8<td>0.500" in text, "the figures of both"
+    assert "1.000 (0.722 to 1.000)" not in text
+
+
+def test_a_comparison_as_a_page_trusts_no_name() -> None:
+    before = report(records(HOSTILE, 1, 1), name=HOSTILE)
+    text = comparison_page(compare_reports(before, report(records(HOSTILE, 0, 0), name=f"{HOSTILE}2")), 1.0, None)
+    assert HOSTILE not in text
+    assert [tag for tag, _ in _Page(text).tags].count("script") == 1
 
 
 def test_a_report_that_was_written_before_tasks_were_in_it_is_compared_too() -> None:
-    first = report(records("t", 1, 1))
-    written = msgspec.to_builtins(first)
+    written = msgspec.to_builtins(report(records("t", 1, 1)))
     del written["lines"]
-    old = msgspec.convert(written, Report)
-    second = report(records("t", 0, 0))
-    difference = difference_of(old.tasks, second.tasks)
-    assert difference is not None
-    assert drawn(compare.comparison_table(old, second, difference), 80)[1].split() == ["t", "-", "0", "0", "-1.000"]
+    comparison = compare_reports(msgspec.convert(written, Report), report(records("t", 0, 0), name="f"))
+    assert drawn(compare.comparison_table(comparison), 80)[1].split() == ["t", "-", "0", "0", "-1.000"]
+    assert "<td>t<td><td data-value" in comparison_page(comparison, 1.0, None)

@@ -40,9 +40,9 @@ from gangline.tasks.commands import benchmarks, check_rows, preset, task_files
 from gangline.tasks.commands.datasets import data
 from gangline.tasks.commands.evals import evaluate, regrade
 from gangline.tasks.commands.evals.view import comparison_table
+from gangline.tasks.evals.comparison import compare_reports
 from gangline.tasks.evals.records import SessionRecord
 from gangline.tasks.evals.report import make_report
-from gangline.tasks.evals.statistics import Difference
 from gangline.train.commands import demo, dry_run, runs, train
 from gangline.train.commands.view import reward_chart
 from gangline.train.run.dry_run import SpreadReport
@@ -148,11 +148,8 @@ def _evaluation() -> Any:
 
 def _comparison() -> FactTable:
     first, second = (msgspec.structs.replace(_evaluation(), name=f"my-agent-{when}") for when in ("before", "after"))
-    names = tuple(first.tasks)
-    difference = Difference(
-        mean=0.1, standard_error=0.1, low=-0.1, high=0.1, num_tasks=2, better=names[:1], worse=names[1:]
-    )
-    return comparison_table(first, second, difference)
+    gains = {task: mean + change for (task, mean), change in zip(second.tasks.items(), (0.1, -0.1), strict=True)}
+    return comparison_table(compare_reports(first, msgspec.structs.replace(second, tasks=gains)))
 
 
 AUDIT: dict[str, Any] = {
@@ -221,7 +218,7 @@ PRINTED: dict[str, Print] = {
     "preset list": printed(preset.list_),
     "check-rows": lambda _: check_rows._print(Path(PATH), _rows_report()),  # pyright: ignore[reportPrivateUsage]
     "regrade": lambda _: regrade._show(REGRADED, Path(PATH), as_json=False),  # type: ignore[arg-type] # pyright: ignore
-    "eval": lambda _: evaluate._show(_evaluation(), 0, as_json=False),  # pyright: ignore[reportPrivateUsage]
+    "eval": lambda _: evaluate._show(_evaluation(), as_json=False),  # pyright: ignore[reportPrivateUsage]
     "compare": shown(_comparison),
     "data": lambda _: data._show(_dataset(), Path(PATH), as_json=False),  # pyright: ignore[reportPrivateUsage]
     "demo": lambda _: demo._print_sessions(_fields(demo.Report, audit=AUDIT)),  # pyright: ignore[reportPrivateUsage]

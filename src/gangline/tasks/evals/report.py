@@ -60,6 +60,12 @@ class TaskLine(msgspec.Struct, frozen=True, kw_only=True):
     mean: float | None
     """Over the sessions that count; None where none does."""
     samples: tuple[Sample, ...]
+    outcomes: dict[str, int] = {}
+    """`outcome (boundary: code)` -> number of sessions, the most frequent first."""
+    turns: float = 0.0
+    """Mean over all its sessions."""
+    sampled_tokens: float = 0.0
+    seconds: float = 0.0
 
     def always_passes(self, bar: float) -> bool:
         return all(sample.reward is not None and sample.reward >= bar for sample in self.samples)
@@ -83,6 +89,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Task -> mean reward of its counted sessions."""
     lines: tuple[TaskLine, ...] = ()
     """Every task with its sessions, the worst first; tasks of which no session counts before all others."""
+    evaluation_id: str = ""
+    """`NAME-DIGEST`, the beginning of its tasks' ids; empty in a file of an earlier version."""
+    num_left: int = 0
+    """Tasks that have not ended."""
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +111,8 @@ def make_report(
     bar: float = 1.0,
     by: Sequence[str] = (),
     prices: Prices | None = None,
+    evaluation_id: str = "",
+    num_left: int = 0,
 ) -> Report:
     """ks: for pass@k and pass^k. by: metadata keys of the tasks, dotted for nested ones."""
     records = list(records)
@@ -113,6 +125,8 @@ def make_report(
         by={key: [_slice(value, mine, ks, bar, prices) for value, mine in found] for key, found in sliced.items()},
         tasks=task_means(records),
         lines=_lines(records),
+        evaluation_id=evaluation_id,
+        num_left=num_left,
     )
 
 
@@ -122,8 +136,15 @@ def _lines(records: Sequence[SessionRecord]) -> tuple[TaskLine, ...]:
         cause = "" if record.boundary is None else f"{record.boundary}: {record.code}"
         shared = {name: getattr(record, name) for name in Sample.__struct_fields__ if name != "cause"}
         samples[record.task].append(Sample(cause=cause, **shared))
-    lines = [TaskLine(task=task, mean=means.get(task), samples=tuple(mine)) for task, mine in samples.items()]
+    lines = [_line(task, means.get(task), mine) for task, mine in samples.items()]
     return tuple(sorted(lines, key=lambda line: (line.mean is not None, line.mean or 0.0)))
+
+
+def _line(task: str, mean: float | None, samples: Sequence[Sample]) -> TaskLine:
+    outcomes = Counter(one.outcome + (f" ({one.cause})" if one.cause else "") for one in samples)
+    sums = {name: sum(getattr(one, name) for one in samples) for name in ("turns", "sampled_tokens", "seconds")}
+    means = {name: total / len(samples) for name, total in sums.items()}
+    return TaskLine(task=task, mean=mean, samples=tuple(samples), outcomes=dict(outcomes.most_common()), **means)
 
 
 def task_means(records: Iterable[SessionRecord]) -> dict[str, float]:

@@ -22,7 +22,7 @@ from gangline.machine.durable import append, write_whole
 from gangline.machine.private import make_private_folder
 from gangline.rows.measured import needs_model
 from gangline.tasks.evals.records import SessionRecord, record_of
-from gangline.tasks.evals.report import Prices, cost_of
+from gangline.tasks.evals.report import Prices, Report, cost_of, make_report
 from gangline.wire.client.rollouts import OpenTasks, RolloutClient
 
 R = TypeVar("R", SessionRecord, "Prediction")
@@ -44,6 +44,11 @@ class EvaluationSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def digest(self) -> str:
         return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:12]
+
+    @property
+    def evaluation_id(self) -> str:
+        """The beginning of its tasks' ids."""
+        return f"{self.name}-{self.digest}"
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +117,12 @@ class EvaluationRun:
         """Number of unfinished tasks."""
         return len(self._spec.tasks) - len({record.task for record in self._records})
 
+    def report(self, **wanted: Any) -> Report:
+        """The report so far. wanted: options of `make_report`."""
+        spec = self._spec
+        wanted |= {"evaluation_id": spec.evaluation_id, "num_left": self.num_left}
+        return make_report(spec.name, self.records, num_samples=spec.num_samples, **wanted)
+
     async def run(self) -> None:
         """Run until every task is finished or the budget is used up. Cancelling it cancels the running tasks."""
         done = {record.task for record in self._records}
@@ -122,7 +133,7 @@ class EvaluationRun:
         async with self._slots:
             if self._is_spent:
                 return
-            sessions = await self._sessions(f"{self._spec.name}-{self._spec.digest}-{at:06d}", body)
+            sessions = await self._sessions(f"{self._spec.evaluation_id}-{at:06d}", body)
         metadata = cast("dict[str, Any]", body.get("metadata") or {})
         records = [
             record_of(one, self._spec.names[at], sample, metadata, needs_model=needs_model(body))

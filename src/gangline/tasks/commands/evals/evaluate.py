@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,7 +20,16 @@ from gangline.cli.service.up import plan_of
 from gangline.cli.tasks.files import read_tasks, validated
 from gangline.cli.tasks.shards import ShardOption, of_shard
 from gangline.cli.terminal.exits import Exit
-from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, notes, print_json, run
+from gangline.cli.terminal.output import (
+    DataOption,
+    JsonOption,
+    ServerOption,
+    console,
+    notes,
+    open_command,
+    print_json,
+    run,
+)
 from gangline.domain.errors import InvalidRequest
 from gangline.settings.machine import Settings
 from gangline.settings.service import resolve
@@ -93,29 +103,30 @@ def evaluate(
     A restarted run continues where it stopped, and its report equals that of an uninterrupted run. Uses the running
     service, or starts one with --engine. Results are in DATA/evals/NAME.
     """
-    from gangline.tasks.evals.report import make_report
     from gangline.tasks.evals.run import Budget
 
     priced = _prices(prices, max_cost)
     bodies = benchmark_tasks(source, limit, split, files, python, network) or read_tasks(source)[:limit]
     spec = _spec(source, bodies, samples, tuple(harness or ()), evaluator, shard)
     spec = msgspec.structs.replace(spec, name=name or _name_of(source, split, limit, shard))
+    wanted = {"ks": _ks(ks, samples), "bar": bar, "by": _keys(by, harness), "prices": priced}
     budget = Budget(max_cost=max_cost, prices=priced, max_s=None if max_hours is None else 3600 * max_hours)
     data_dir = (data or Settings.from_environ().data_dir).absolute()
     folder = data_dir / "evals" / spec.name
     given = _service(engine, tokenizer, capture, engine_key_env)
     try:
-        done = _EvaluationCommand(spec, budget, folder, in_flight).through(given, data_dir, data, server)
+        done = _EvaluationCommand(spec, budget, folder, in_flight, wanted).through(given, data_dir, data, server)
     except typer.Exit:
         notes().print("Stopped. Start it again to continue.")
         raise
-    keys = [*(by or ()), *(("harness",) if len(harness or ()) > 1 else ())]
-    how: dict[str, Any] = {"num_samples": samples, "ks": _ks(ks, samples), "bar": bar, "by": keys, "prices": priced}
-    report = make_report(spec.name, done.records, **how)
+    report = done.report(**wanted)
     server_url = None if given or html is None else find_service(data, server).server_url
     _write(report, folder, markdown, html, server_url)
     _write_predictions(predictions, spec.name, folder)
-    _show(report, done.num_left, as_json=as_json)
+    _show(report, as_json=as_json)
+    if not as_json:
+        where = "On the page, while a service runs" if given else "On the page"
+        console().print(f"{where}: {open_command(f'evaluations/{report.evaluation_id}', data, server)}", markup=False)
     if not report.whole.num_counted:
         raise typer.Exit(Exit.FAILED)
 
@@ -130,8 +141,12 @@ def _service(engine: str | None, tokenizer: str | None, capture: str | None, key
 class _EvaluationCommand:
     """Runs an evaluation through a service, with a progress bar."""
 
-    def __init__(self, spec: EvaluationSpec, budget: Budget, folder: Path, num_in_flight: int) -> None:
+    def __init__(
+        self, spec: EvaluationSpec, budget: Budget, folder: Path, num_in_flight: int, wanted: dict[str, Any]
+    ) -> None:
+        """wanted: what its report has, as for `EvaluationRun.report`."""
         self._spec, self._budget, self._folder, self._num_in_flight = spec, budget, folder, num_in_flight
+        self._wanted = wanted
 
     def through(self, given: dict[str, Any], data_dir: Path, data: Path | None, server: str | None) -> EvaluationRun:
         """given: settings of a service to start, by key; empty: use the running one. Raises: the service's errors,
@@ -154,6 +169,7 @@ class _EvaluationCommand:
         from gangline.domain.errors import ToolsNotRendered
         from gangline.domain.task import TaskRequest
         from gangline.tasks.evals.run import EvaluationRun
+        from gangline.tasks.evals.sending import report_sent
 
         progress = Progress(
             *(TextColumn("tasks"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()),
@@ -182,8 +198,9 @@ class _EvaluationCommand:
         def say(line: str) -> None:
             progress.console.print(line, markup=False, soft_wrap=True)
 
+        report = partial(evaluation.report, **self._wanted)
         with progress:
-            async with waits_told(client, say):
+            async with waits_told(client, say), report_sent(client, report, say):
                 await evaluation.run()
         return evaluation
 
@@ -242,6 +259,10 @@ def _name_of(source: str, split: str | None = None, limit: int | None = None, sh
     return "-".join([title or "evaluation", *(part for part in parts if part)])
 
 
+def _keys(by: list[str] | None, harnesses: list[str] | None) -> list[str]:
+    return [*(by or ()), *(("harness",) if len(harnesses or ()) > 1 else ())]
+
+
 def _ks(text: str | None, num_samples: int) -> list[int]:
     """Raises: InvalidRequest."""
     if text is None:
@@ -293,9 +314,9 @@ def _write_predictions(path: Path | None, model: str, folder: Path) -> None:
     path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 
 
-def _show(report: Report, num_left: int, *, as_json: bool) -> None:
-    if num_left:
-        notes().print(f"The budget is used up: {num_left} tasks were not run. Start it again to continue.")
+def _show(report: Report, *, as_json: bool) -> None:
+    if report.num_left:
+        notes().print(f"The budget is used up: {report.num_left} tasks were not run. Start it again to continue.")
     if as_json:
         print_json(report)
         return

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from gangline.cli.terminal.tables import Column, FactTable, numbers, prose
 
 if TYPE_CHECKING:
+    from gangline.tasks.evals.comparison import EvaluationComparison
     from gangline.tasks.evals.report import Report, Slice, TaskLine
-    from gangline.tasks.evals.statistics import Difference, Estimate
+    from gangline.tasks.evals.statistics import Estimate
 
 _SHOWN_TASKS = 10
 
@@ -85,11 +87,11 @@ def reward_text(reward: float | None) -> str:
 
 def outcomes_of(line: TaskLine) -> str:
     """`3 completed, 1 infra_error (node: disk_full)`."""
-    counts = Counter(sample.outcome + (f" ({sample.cause})" if sample.cause else "") for sample in line.samples)
-    return ", ".join(f"{number} {what}" for what, number in counts.most_common())
+    return ", ".join(f"{number} {what}" for what, number in line.outcomes.items())
 
 
-def comparison_lines(first: str, second: str, difference: Difference) -> Iterator[str]:
+def comparison_lines(first: str, second: str, comparison: EvaluationComparison) -> Iterator[str]:
+    difference = comparison.difference
     error = "" if difference.standard_error is None else f" ± {difference.standard_error:.3f}"
     yield (
         f"{second} minus {first}: {difference.mean:+.3f}{error} over {difference.num_tasks} tasks, 95 % interval "
@@ -100,16 +102,25 @@ def comparison_lines(first: str, second: str, difference: Difference) -> Iterato
     for name, tasks in (("worse", difference.worse), ("better", difference.better)):
         more = f"; the {_SHOWN_TASKS} that differ most are below" if len(tasks) > _SHOWN_TASKS else ""
         yield f"{len(tasks)} tasks {name}{more}"
+    if comparison.apart:
+        yield f"{len(comparison.apart)} tasks count in one of them only, and are in no figure above"
 
 
-def comparison_table(first: Report, second: Report, difference: Difference) -> FactTable:
+def comparison_table(comparison: EvaluationComparison) -> FactTable:
     """The tasks that differ, with the rewards of their sessions side by side: losses first, then gains."""
-    table = FactTable("task", prose(first.name), prose(second.name), "difference#")
-    before, after = ({line.task: line for line in one.lines} for one in (first, second))
-    for task in (*difference.worse[:_SHOWN_TASKS], *reversed(difference.better[:_SHOWN_TASKS])):
-        gain = second.tasks[task] - first.tasks[task]
-        table.add_row(task, _rewards(before.get(task)), _rewards(after.get(task)), f"{gain:+.3f}")
+    table = FactTable("task", prose(comparison.first), prose(comparison.second), "difference#")
+    losses = [change for change in comparison.tasks if change.gain < 0][:_SHOWN_TASKS]
+    gains = [change for change in comparison.tasks if change.gain > 0][-_SHOWN_TASKS:]
+    for one in (*losses, *gains):
+        table.add_row(one.task, _rewards(one.before), _rewards(one.after), f"{one.gain:+.3f}")
     return table
+
+
+def comparison_figures(comparison: EvaluationComparison) -> Rows:
+    """The figures of both, a line for each."""
+    names = (comparison.first, comparison.second)
+    named = [msgspec.structs.replace(one, name=name) for one, name in zip(comparison.wholes, names, strict=True)]
+    return "figures", *_figures("evaluation", named)
 
 
 def as_table(rows: Rows) -> FactTable:

@@ -1,0 +1,130 @@
+"""The report of an evaluation is sent while it runs; a service that does not take it never ends the evaluation."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gangline.domain.errors import GanglineError, InvalidRequest, NotFound, ServerUnavailable
+from gangline.tasks.evals.report import Report
+from gangline.tasks.evals.sending import report_sent
+from gangline.tasks.evals.stored import StoredReports
+from support.evals.reports import report_of_rewards
+
+
+class FakeReceiver:
+    """Takes reports, after the errors that it is given."""
+
+    def __init__(self, *errors: GanglineError) -> None:
+        self.received: list[Report] = []
+        self.num_asked = 0
+        self._errors = list(errors)
+        self._came = asyncio.Condition()
+
+    async def request(self, method: str, path: str, *, body: bytes | None = None) -> bytes:
+        assert (method, path) == ("POST", "/v1/evaluations")
+        async with self._came:
+            self.num_asked += 1
+            self._came.notify_all()
+        if self._errors:
+            raise self._errors.pop(0)
+        self.received.append(msgspec.json.decode(body or b"", type=Report))
+        return b"{}"
+
+    async def until_asked(self, number: int) -> None:
+        async with self._came:
+            await self._came.wait_for(lambda: self.num_asked >= number)
+
+
+FIRST = report_of_rewards("e", {"a": (1.0,)}, num_left=1)
+LAST = report_of_rewards("e", {"a": (1.0,), "b": (0.0,)})
+
+
+async def test_the_report_is_sent_at_once_and_when_it_has_grown() -> None:
+    service, made, said = FakeReceiver(), [FIRST], list[str]()
+    async with report_sent(service, lambda: made[-1], said.append, pause_s=0):
+        await service.until_asked(1)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert service.received == [FIRST], "the same is not sent again"
+        made.append(LAST)
+        await service.until_asked(2)
+    assert service.received[:2] == [FIRST, LAST]
+    assert said == []
+
+
+async def test_the_last_report_is_sent_at_the_end() -> None:
+    service, made = FakeReceiver(), [FIRST]
+    async with report_sent(service, lambda: made[-1], pytest.fail, pause_s=60):
+        await service.until_asked(1)
+        made.append(LAST)
+    assert service.received == [FIRST, LAST]
+
+
+async def test_a_service_that_restarts_gets_it_once_it_is_back() -> None:
+    service = FakeReceiver(ServerUnavailable("it restarts."))
+    async with report_sent(service, lambda: FIRST, pytest.fail, pause_s=0):
+        await service.until_asked(2)
+    assert FIRST in service.received
+
+
+async def test_a_service_that_knows_no_evaluations_is_said_once_and_ends_nothing() -> None:
+    service, said = FakeReceiver(*[NotFound("no route POST /v1/evaluations.")] * 100), list[str]()
+    async with report_sent(service, lambda: FIRST, said.append, pause_s=0):
+        await service.until_asked(3)
+    assert said == ["The page lacks the last figures of this evaluation: no route POST /v1/evaluations."]
+
+
+async def test_a_stopped_evaluation_sends_nothing_more_and_keeps_its_error() -> None:
+    service = FakeReceiver()
+
+    async def stopped() -> None:
+        async with report_sent(service, lambda: FIRST, pytest.fail, pause_s=60):
+            await service.until_asked(1)
+            raise InvalidRequest("mine")
+
+    with pytest.raises(InvalidRequest, match="mine"):
+        await stopped()
+    assert service.received == [FIRST]
+
+
+def test_stored_reports_are_listed_the_latest_first_and_read_back(tmp_path: Path) -> None:
+    stored = StoredReports(tmp_path / "evaluations")
+    assert stored.summaries() == ()
+    other = report_of_rewards("f", {"a": (0.0, None)}, num_left=3)
+    for report in (FIRST, other, LAST):
+        stored.write(report)
+    os.utime(tmp_path / "evaluations" / f"{other.evaluation_id}.json", (1, 1))  # a clock's tick may hold all three
+    assert [(one.name, one.num_left) for one in stored.summaries()] == [("e", 0), ("f", 3)]
+    assert stored.read(LAST.evaluation_id) == LAST, "the newer one has taken the place of the older one"
+    assert stored.summaries()[1].whole == other.whole
+
+
+def test_a_file_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
+    stored = StoredReports(tmp_path)
+    stored.write(LAST)
+    (tmp_path / "torn.json").write_text('{"name": "torn"')
+    (tmp_path / "other.json").write_text('{"name": 1}')
+    (tmp_path / "folder.json").mkdir()
+    assert [one.name for one in stored.summaries()] == ["e"]
+    for name in ("torn", "other", "folder", "none"):
+        with pytest.raises(NotFound):
+            stored.read(name)
+
+
+@pytest.mark.parametrize("evaluation_id", ["", "..", "../other", "a/b", ".hidden", "x" * 200, "é"])
+def test_an_id_is_never_a_path(tmp_path: Path, evaluation_id: str) -> None:
+    stored = StoredReports(tmp_path / "evaluations")
+    with pytest.raises(InvalidRequest):
+        stored.write(msgspec.structs.replace(LAST, evaluation_id=evaluation_id))
+    assert not (tmp_path / "evaluations").exists()
+
+
+def test_a_server_without_a_data_folder_stores_none() -> None:
+    assert StoredReports(None).summaries() == ()
+    with pytest.raises(NotFound):
+        StoredReports(None).write(LAST)
