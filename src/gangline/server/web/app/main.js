@@ -1,5 +1,7 @@
 // The page: which part is shown, by the part of the address after `#`, and the keys that work everywhere.
 
+import { Evaluation } from "./evaluation.js";
+import { Evaluations } from "./evaluations.js";
 import { Find } from "./find.js";
 import { NoSuchPart } from "./missing.js";
 import { Now } from "./now.js";
@@ -13,6 +15,7 @@ import { html, isTyping, render, useEffect, useState } from "./ui.js";
 const HELP = [
   ["g n", "now: tasks and sessions"],
   ["g r", "training runs"],
+  ["g e", "evaluations"],
   ["/", "find sessions"],
   ["j, k", "next, previous"],
   ["Enter", "open"],
@@ -53,6 +56,7 @@ function Page() {
       if (isTyping(event) || event.ctrlKey || event.metaKey || event.altKey) return;
       if (leads && event.key === "n") location.hash = "#/";
       if (leads && event.key === "r") location.hash = "#/runs";
+      if (leads && event.key === "e") location.hash = "#/evaluations";
       if (event.key === "/") {
         location.hash = "#/find";
         event.preventDefault();
@@ -75,6 +79,7 @@ function Page() {
       <a href="#/">Gangline</a>
       <span>${at.kind === "" ? "now" : at.kind.replace(/s$/, "")} ${at.id}</span>
       <a href="#/runs">Runs (g r)</a>
+      <a href="#/evaluations">Evaluations (g e)</a>
       <a href="#/find">Find (/)</a>
       <button type="button" aria-expanded=${help} onClick=${() => setHelp(!help)}>Keys (?)</button>
     </header>
@@ -87,6 +92,7 @@ function part({ kind, id, call, query, path }) {
   if (kind === "find") return html`<${Find} key=${query} query=${query} />`;
   if (kind === "sessions") return html`<${Session} key=${id} id=${id} call=${call} />`;
   if (kind === "runs") return id === "" ? html`<${Runs} />` : html`<${Run} key=${id} name=${id} query=${query} />`;
+  if (kind === "evaluations") return id === "" ? html`<${Evaluations} />` : html`<${Evaluation} key=${id} id=${id} query=${query} />`;
   if (kind === "tasks") return html`<${Task} key=${id} id=${id} />`;
   return kind === "" ? html`<${Now} />` : html`<${NoSuchPart} address=${`#${path}`} />`;
 }

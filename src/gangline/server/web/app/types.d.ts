@@ -357,3 +357,67 @@ export interface ForkTree {
   nodes: ForkNode[];
   is_whole: boolean;
 }
+
+export interface Estimate {
+  mean: number;
+  standard_error: number | null;
+  num_tasks: number;
+  interval: [number, number] | null;
+}
+
+export interface EvaluationSlice {
+  name: string;
+  num_tasks: number;
+  num_sessions: number;
+  num_counted: number;
+  reward: Estimate | null;
+  passed: Estimate | null;
+  pass_at: Record<string, Estimate>;
+  pass_hat: Record<string, Estimate>;
+  outcomes: Record<string, number>;
+  failures: Record<string, number>;
+  turns: number | null;
+  prompt_tokens: number | null;
+  sampled_tokens: number | null;
+  seconds: number | null;
+  cost: number | null;
+}
+
+export interface EvaluationSummary {
+  evaluation_id: string;
+  name: string;
+  num_samples: number;
+  num_left: number;
+  whole: EvaluationSlice;
+  updated_at: number;
+}
+
+export interface EvaluationTask {
+  task: string;
+  mean: number | null;
+  samples: { session_id: string; outcome: string; reward: number | null; cause: string }[];
+  outcomes: Record<string, number>;
+  turns: number;
+  sampled_tokens: number;
+  seconds: number;
+}
+
+export interface EvaluationReport {
+  evaluation_id: string;
+  name: string;
+  bar: number;
+  num_samples: number;
+  num_left: number;
+  whole: EvaluationSlice;
+  by: Record<string, EvaluationSlice[]>;
+  lines: EvaluationTask[];
+}
+
+export interface EvaluationComparison {
+  first: string;
+  second: string;
+  difference: Difference & { low: number; high: number; better: string[]; worse: string[] };
+  wholes: [EvaluationSlice, EvaluationSlice];
+  tasks: { task: string; gain: number; before: EvaluationTask | null; after: EvaluationTask | null }[];
+  apart: string[];
+}

@@ -12,5 +12,5 @@ export const html = /** @type {any} */ (htm.bind(h));
 
 /** @param {Event} event Whether a key is part of a text. */
 export function isTyping(event) {
-  return event.target instanceof HTMLInputElement || event.target instanceof HTMLTextAreaElement;
+  return [HTMLInputElement, HTMLSelectElement, HTMLTextAreaElement].some((kind) => event.target instanceof kind);
 }
