@@ -78,6 +78,43 @@ async def test_without_a_cookie_nothing_of_the_page_is_served(browser: aiohttp.C
         assert answer.status == 404
 
 
+CHROME = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
+
+
+async def test_a_browser_that_is_not_signed_in_reads_how_to_sign_in(browser: aiohttp.ClientSession) -> None:
+    async with browser.get("/", headers={"Accept": CHROME, "Sec-Fetch-Site": "none"}) as answer:
+        assert (answer.status, answer.content_type) == (401, "text/html")
+        assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+        assert answer.headers["Cache-Control"] == "no-store"
+        text = await answer.text()
+    assert "<code>gangline open</code>" in text
+    assert "<script" not in text
+
+
+@pytest.mark.parametrize("accept", ["*/*", "application/json", "application/json, text/html;q=0.5", "text/*", ""])
+async def test_a_program_without_the_token_gets_a_problem_in_json(browser: aiohttp.ClientSession, accept: str) -> None:
+    async with browser.get("/", headers={"Accept": accept}) as answer:
+        assert (answer.status, answer.content_type) == (401, "application/problem+json")
+    async with browser.get("/v1/status", headers={"Accept": CHROME}) as answer:
+        assert (answer.status, answer.content_type) == (401, "application/problem+json")
+
+
+async def test_a_link_of_another_site_leads_in_by_a_page_that_goes_on_by_itself(
+    control: ServerClient, browser: aiohttp.ClientSession
+) -> None:
+    """A browser withholds its cookie there: from a chat, or from a report on the disk."""
+    come = {"Accept": CHROME, "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    await sign_in(control, browser)
+    for headers in (come, {**come, "Sec-Fetch-Site": "same-site"}):
+        async with browser.get("/", headers=headers) as answer:
+            assert (answer.status, answer.content_type) == (200, "text/html")
+            assert "sha256-" in answer.headers["Content-Security-Policy"]
+            assert 'location.replace("/?"+location.hash)' in await answer.text()
+    for headers in ({**come, "Host": "evil.test"}, {**come, "Sec-Fetch-Mode": "cors"}, {**come, "Accept": "*/*"}):
+        assert await status_of(browser, "GET", "/", headers=headers) == 403
+    assert await status_of(browser, "GET", "/v1/status", headers=come) == 403
+
+
 async def test_a_link_signs_one_browser_in_once(control: ServerClient, browser: aiohttp.ClientSession) -> None:
     link = await control.page_link()
     for _ in range(2):  # to look at it uses nothing up, also from another site's page

@@ -37,10 +37,26 @@ _SIGN_IN_PAGE = (
     '<!doctype html><html lang="en"><meta charset="utf-8"><title>Gangline</title><body>Signing in ...'
     f"<script>{_SIGNING_IN}</script></body></html>"
 ).encode()
-_SIGN_IN_POLICY = (
-    "default-src 'none'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    f"script-src 'sha256-{base64.b64encode(hashlib.sha256(_SIGNING_IN.encode()).digest()).decode()}'"
+_AGAIN = 'location.replace("/?"+location.hash)'  # another address than this page's, else the browser stays on it
+_AGAIN_PAGE = (
+    f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Gangline</title><script>{_AGAIN}</script></html>'
+).encode()
+_DOORSTEP_PAGE = (
+    b'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
+    b'<meta name="viewport" content="width=device-width"><link rel="icon" href="data:,"><title>Gangline</title>'
+    b"<main><h1>This is Gangline, and this browser is not signed in.</h1>"
+    b"<p>Where the service runs, <code>gangline open</code> prints a link that signs it in.</p>"
+    b"<p>Elsewhere: <code>gangline open --server URL</code>, with its token in <code>GANGLINE_TOKEN</code>.</p>"
+    b"</main></html>"
 )
+
+
+def _policy(script: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        f"frame-ancestors 'none'; script-src 'sha256-{digest}'"
+    )
 
 
 class LinkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,8 +84,7 @@ class PageRoutes:
 
     async def show_link(self, request: web.Request) -> web.Response:
         self._visitors.check_link(path_id(request, "link"))
-        headers = {**_SAFE, "Content-Security-Policy": _SIGN_IN_POLICY, "Cache-Control": "no-store"}
-        return web.Response(body=_SIGN_IN_PAGE, content_type="text/html", charset="utf-8", headers=headers)
+        return _small_page(_SIGN_IN_PAGE, _SIGNING_IN)
 
     async def use_link(self, request: web.Request) -> web.Response:
         cookie = self._visitors.sign_in(path_id(request, "link"))
@@ -89,6 +104,12 @@ class PageRoutes:
         visitor = self._visitors.visitor(request)
         return answer(request, PageVisitor(read_only=visitor is not None and visitor.read_only))
 
+    async def doorstep(self, request: web.Request) -> web.Response:
+        """From another site's link the browser goes on by itself, and then sends its cookie."""
+        if request.headers.get("Sec-Fetch-Site", "none").lower() not in ("none", "same-origin"):
+            return _small_page(_AGAIN_PAGE, _AGAIN)
+        return _small_page(_DOORSTEP_PAGE, "", status=401)
+
     async def index(self, request: web.Request) -> web.Response:
         headers = {**_SAFE, "Content-Security-Policy": CONTENT_SECURITY_POLICY, "Cache-Control": "no-store"}
         return _file(request, page_files().index, headers)
@@ -102,7 +123,8 @@ class PageRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("GET", "/", self.index, "The page, for signed-in browsers.", answer_types=("text/html",)),
+            Route("GET", "/", self.index, "The page, for signed-in browsers; others are told how to sign in.",
+                  answer_types=("text/html",), doorstep=self.doorstep),
             Route("GET", "/page/{digest}/{folder}/{file}", self.file, "A file of the page.",
                   answer_types=("text/javascript", "text/css"), errors=(400, 401, 404)),
             Route("GET", "/v1/page/visitor", self.visitor, "The rights of the browser that asks.", answer=PageVisitor),
@@ -113,6 +135,13 @@ class PageRoutes:
             Route("POST", "/open/{link}", self.use_link, "Use the link up: the answer sets the cookie.",
                   opened_by="link", errors=(400, 404)),
         ]  # fmt: skip
+
+
+def _small_page(body: bytes, script: str, *, status: int = 200) -> web.Response:
+    """script: the only one that may run in it."""
+    headers = {**_SAFE, "Content-Security-Policy": _policy(script), "Cache-Control": "no-store"}
+    headers |= {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    return web.Response(body=body, status=status, content_type="text/html", charset="utf-8", headers=headers)
 
 
 def _file(request: web.Request, file: PageFile, headers: dict[str, str]) -> web.Response:

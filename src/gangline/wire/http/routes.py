@@ -24,7 +24,7 @@ from aiohttp.typedefs import Handler
 
 from gangline import __version__
 from gangline.domain.errors import ForeignRequest, MethodNotAllowed, NotFound, ReadOnly, Unauthorized
-from gangline.wire.http.negotiation import JSON, RECORD_TYPES, answer_json
+from gangline.wire.http.negotiation import JSON, RECORD_TYPES, answer_json, prefers
 from gangline.wire.http.problems import in_problems
 from gangline.wire.http.query import Query, refuse_unknown
 from gangline.wire.http.same_origin import OwnNames, require_json
@@ -166,6 +166,10 @@ class Route:
     """Whether the control token may be the password of the URL. Clients of Polar and ProRL Agent have no other place
     for it in most of their requests. Other routes refuse it: a browser may remember a password and send it unasked.
     """
+    doorstep: Handler | None = None
+    """Answers a browser that opens this route as a page but is not let in: it is not signed in, or it follows another
+    site's link, with which it withholds its cookie. None: the problem as JSON, as for programs.
+    """
     routine: bool = False
     """Routine traffic of nodes, which is not logged as an action."""
     errors: tuple[int, ...] = (400, 401)
@@ -227,8 +231,14 @@ class Door:
 
         async def handler(request: web.Request) -> web.StreamResponse:
             if route.opened_by == "control":
-                self._names.check(request)
-                self._check_opened(request, route)
+                try:
+                    self._names.check(request)
+                    self._check_opened(request, route)
+                except (ForeignRequest, Unauthorized):
+                    if route.doorstep is None or not _opens_page(request):
+                        raise
+                    self._names.check_host(request)
+                    return await route.doorstep(request)
             elif route.opened_by == "link":
                 self._check_comes_by_link(request)
             if is_strict and request.query_string:
@@ -267,6 +277,11 @@ class Door:
             self._names.check_host(request)
         else:
             self._names.check(request)
+
+
+def _opens_page(request: web.Request) -> bool:
+    """Whether a person's browser goes there, rather than a program or a script of a page."""
+    return prefers(request, "text/html") and request.headers.get("Sec-Fetch-Mode", "navigate") == "navigate"
 
 
 def _other_method(path: str, methods: Sequence[str]) -> Route:
