@@ -367,10 +367,11 @@ def _print_learning(learned: LearningReport) -> None:
 def _print_end(report: Report, learning: LearningReport | None, plan: Plan) -> None:
     if learning is not None:
         _print_learning(learning)
-    _print_next(report, plan)
+    _print_next(report, plan, "" if learning is None else f" runs/{Path(learning.run).name}")
 
 
-def _print_next(report: Report, plan: Plan) -> None:
+def _print_next(report: Report, plan: Plan, part: str) -> None:
+    """part: of the page, which is opened."""
     out = console()
     data = "" if plan.data_dir == Path.cwd() / ".gangline" else f" --data {plan.data_dir}"
     out.print("[bold]Next steps[/]")
@@ -379,7 +380,7 @@ def _print_next(report: Report, plan: Plan) -> None:
         ("one session, token by token", f"show {report.best_session} --tokens{data}"),
         ("its group's rows, readable", f"export {task_id} --format jsonl{data}"),
         ("the page with all of it, served again", f"up{data}"),
-        ("a link to that page", f"open{data}"),
+        ("a link to that page", f"open{part}{data}"),
         ("tasks of your own (docs/quickstart.md)", "up"),
         ("a training of your own (docs/guides/training.md)", "train run SPEC"),
     ):

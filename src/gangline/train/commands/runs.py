@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from gangline.cli.terminal.output import DataOption, JsonOption, console, notes, print_json
+from gangline.cli.terminal.output import DataOption, JsonOption, console, notes, open_command, print_json
 from gangline.cli.terminal.tables import Column, FactTable, numbers, prose
 from gangline.domain.weight_updates import advice_on_phases
 from gangline.settings.machine import Settings
@@ -56,6 +56,8 @@ def show(name: NameArgument, data: DataOption = None, as_json: JsonOption = Fals
     out.print(reward_chart(run.records, run.evaluations))
     for title, value in _facts(run, ancestry):
         out.print(f"{title:<12}{value}", markup=False, highlight=False, soft_wrap=True)
+    if Path(run.summary.folder).parent == _data_dir(data) / "runs":  # else the page does not list it
+        out.print(f"{'page':<12}{open_command(f'runs/{run.summary.name}', data)}, while a service runs", markup=False)
 
 
 @runs.command()

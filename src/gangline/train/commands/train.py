@@ -10,7 +10,7 @@ import typer
 
 from gangline.cli.tasks.files import read_tasks, validated
 from gangline.cli.terminal.exits import Exit
-from gangline.cli.terminal.output import DataOption, JsonOption, console, notes, print_json
+from gangline.cli.terminal.output import DataOption, JsonOption, console, notes, open_command, print_json
 from gangline.cli.terminal.tables import FactTable, prose
 from gangline.domain.errors import InvalidRequest
 from gangline.settings.machine import Settings
@@ -246,7 +246,8 @@ def run_command(
     console().print(reward_chart(ran.records, ran.evaluations))
     console().print(
         f"\n{_outcome(ran)}\nin {ran.results.num_steps} steps and {ran.results.wall_s / 60:.1f} minutes\n"
-        f"chart    {ran.chart}\nmodel    {ran.results.weights}\nrun      {ran.folder}",
+        f"chart    {ran.chart}\nmodel    {ran.results.weights}\nrun      {ran.folder}\n"
+        f"page     {open_command(f'runs/{ran.folder.name}', data)}, while a service runs",
         markup=False,
         soft_wrap=True,
     )
