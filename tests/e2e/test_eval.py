@@ -167,6 +167,22 @@ def test_killed_and_resumed_it_reports_as_if_undisturbed_and_compare_finds_what_
     assert "No difference can be seen" in same.stdout, same.stderr
 
 
+def test_the_page_of_a_service_elsewhere_has_it_too_and_the_command_says_where(up: UpProcess, tmp_path: Path) -> None:
+    path = tasks(tmp_path / "two.jsonl", SOLVED)
+    path.write_text("".join(path.read_text().splitlines(True)[:2]))
+    service = find_service(up.data)
+    far = {"GANGLINE_SERVER": service.server_url, "GANGLINE_TOKEN": service.control_token or ""}
+    done = gangline("eval", path, "--name", "far", "--data", tmp_path / "own", "--server", service.server_url, env=far)
+    assert done.returncode == 0, done.stderr
+    (there,) = [one for one in listed(up) if one["name"] == "far"]
+    where = f"evaluations/{there['evaluation_id']}"
+    command = f"gangline open {where} --data {tmp_path / 'own'} --server {service.server_url}"
+    assert done.stdout.splitlines()[-1] == f"On the page: {command}"
+    opened = gangline(*command.split()[1:], env=far)
+    assert re.fullmatch(rf"{service.server_url}/open/link-\S+#/{where}\n", opened.stdout), opened.stderr
+    assert at_the_service(up, "far") == json.loads((tmp_path / "own" / "evals" / "far" / "report.json").read_text())
+
+
 def test_a_report_is_written_and_a_spent_budget_is_said(up: UpProcess, tmp_path: Path) -> None:
     path = tasks(tmp_path / "some.jsonl", SOLVED)
     files = {kind: tmp_path / f"report.{kind}" for kind in ("markdown", "html")}

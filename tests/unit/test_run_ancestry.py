@@ -112,6 +112,9 @@ def test_show_names_relatives_and_digests_in_words_and_in_json(tmp_path: Path) -
     assert "ancestors   first: model after step 2, generation 1" in shown.stdout
     assert f"model {weights_digest(first / 'model')[:12]}" in shown.stdout
     assert "weights     1 pushed, 0.5 s each: transfer 0.2" in shown.stdout
+    assert f"page        gangline open runs/second --data {tmp_path}, while a service runs\n" in shown.stdout
+    elsewhere = CliRunner().invoke(build_app(), ["runs", "show", str(first), "--data", str(tmp_path / "other")])
+    assert "gangline open" not in elsewhere.stdout, "the page of that folder does not list it"
     shown = CliRunner().invoke(build_app(), ["runs", "show", "first", "--data", str(tmp_path), "--json"])
     document = json.loads(shown.stdout)
     (child,) = document["ancestry"]["descendants"]
