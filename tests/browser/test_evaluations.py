@@ -10,9 +10,11 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Locator, expect
 
+from browser.conftest import add_session
 from gangline.wire.client.server import ServerClient
 from support.evals.reports import report_of_rewards
 from support.page.browser import Visit
+from support.page.sessions import working_session
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -89,6 +91,15 @@ async def test_the_address_leads_to_a_comparison(visit: Visit, evaluations: None
     await expect(visit.page.get_by_role("status").filter(has_text="minus")).to_contain_text(
         "before minus after: +0.242"
     )
+
+
+async def test_the_line_of_its_tasks_leads_to_an_evaluation(
+    visit: Visit, control: ServerClient, evaluations: None
+) -> None:
+    await add_session(control, "after-0123456789ab-000000", working_session("x", reward=0.0))
+    await visit.open("")
+    await visit.page.get_by_role("link", name="after-0123456789ab", exact=True).press("Enter")
+    await expect(visit.page.get_by_role("heading", name="after")).to_be_visible()
 
 
 async def test_a_running_evaluation_is_followed(visit: Visit, control: ServerClient) -> None:

@@ -5,6 +5,9 @@ import { Ago, DataTable, Reward } from "./table.js";
 import { visible } from "./visible.js";
 import { html } from "./ui.js";
 
+/** An evaluation's id ends with the digest of its tasks. */
+const EVALUATION = /-[0-9a-f]{12}$/;
+
 /** @typedef {import("./types").TaskSummary} TaskSummary */
 
 /**
@@ -84,7 +87,8 @@ export function counts(held) {
 /** @param {Line} line */
 function title({ task_id, tasks, isWhole }) {
   if (tasks.length === 0) return html`<a href=${`#/tasks/${encodeURIComponent(task_id)}`}>${task_id}</a>`;
-  return html`${task_id} <small>${isWhole ? "" : "the newest "}${number(tasks.length)} ${tasks.length === 1 ? "task" : "tasks"}</small>`;
+  const run = EVALUATION.test(task_id) ? html`<a href=${`#/evaluations/${encodeURIComponent(task_id)}`}>${task_id}</a>` : task_id;
+  return html`${run} <small>${isWhole ? "" : "the newest "}${number(tasks.length)} ${tasks.length === 1 ? "task" : "tasks"}</small>`;
 }
 
 /**
