@@ -45,6 +45,13 @@ def test_its_metadata_names_license_readme_and_python(wheel: Path) -> None:
     assert str(metadata.get_payload()).startswith("# Gangline")
 
 
+@pytest.mark.parametrize("platform", ["aarch64-apple-darwin", "x86_64-apple-darwin", "x86_64-pc-windows-msvc"])
+def test_macos_and_windows_have_a_wheel_of_every_dependency(platform: str) -> None:
+    """Nothing is compiled where only the client, `show`, `export`, `audit` and `check-rows` run."""
+    wanted = ("--python-platform", platform, "--python-version", "3.11", "--only-binary", ":all:")
+    assert "aiohttp==" in run_uv("pip", "compile", "--quiet", *wanted, ROOT / "pyproject.toml")
+
+
 @pytest.mark.parametrize("name", ["tested.txt", "docs.txt", "uv.txt"])
 def test_the_locks_fit_the_dependencies(name: str, tmp_path: Path) -> None:
     """Versions of a lock stay where they fit, so that new releases of dependencies change nothing."""

@@ -8,11 +8,13 @@ or shows its help. The commands themselves, errors and exit codes are elsewhere.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from gangline.domain.errors import InvalidRequest
 from gangline.settings.wings import wing_entries
 
 
@@ -146,6 +148,12 @@ _PANELS = {
 COMMANDS = {name: _LINES[name] for names in _PANELS.values() for name in names.split()}
 """In the order of `--help`."""
 
+_ANYWHERE = (
+    "init submit cancel compare status watch list open show logs export data audit check-rows drift runs drain gate "
+    "backend config"
+)
+"""Commands that ask a server or read files, and need no Linux."""
+
 
 class LazyCommands(TyperGroup):
     """The root command. Holds lines of the table until a command is requested."""
@@ -164,17 +172,18 @@ class LazyCommands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The loaded command, to run it or show its options. A wrong name fails without an import."""
         if args and args[0] in COMMANDS and not is_installed(args[0]):
-            ctx.fail(
-                f"`{args[0]}` is not part of this installation of Gangline. Install the whole package; a checkout that "
-                "has changed must be installed again."
-            )
+            why = "is not part of this installation: install the whole package, and a checkout that has changed again."
+            if sys.platform != "linux" and args[0] not in _ANYWHERE.split():
+                why = "runs on Linux only. Start the service on a Linux machine, and name it here by --server URL."
+            raise InvalidRequest(f"`gangline {args[0]}` {why}")
         name, _, rest = super().resolve_command(ctx, args)
         return name, name and load_command(name), rest
 
 
 def is_installed(name: str) -> bool:
-    """Whether a command of the table is installed: a wing may be missing."""
-    return COMMANDS[name].module is not None or name in wing_entries("gangline.commands")
+    """Whether a command of the table is installed, and runs on this system: a wing may be missing."""
+    runs_here = sys.platform == "linux" or name in _ANYWHERE.split()
+    return runs_here and (COMMANDS[name].module is not None or name in wing_entries("gangline.commands"))
 
 
 def module_of(name: str) -> str:

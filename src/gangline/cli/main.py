@@ -61,6 +61,9 @@ def load(arguments: Sequence[str]) -> Callable[[], None]:
 
 
 def _run(app: typer.Typer, arguments: list[str]) -> None:
+    if sys.platform == "win32":  # a pipe there takes the letters of one country, unless told
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(encoding="utf-8")
     try:
         app(args=arguments, prog_name="gangline")
     except GanglineError as error:

@@ -1,22 +1,26 @@
 """Writes files that are complete or absent and survive a power cut. Only this module renames and syncs.
 
 A function documented as durable has synced the file's bytes and the folder that contains it before it returns. All
-functions block. Disk errors are `OSError`; `disk_full_error` explains a full disk.
+functions block. Disk errors are `OSError`; `disk_full_error` explains a full disk. On Windows nothing is synced, and no
+service holds a lock.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import secrets
 import shutil
 import stat
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gangline.domain.errors import DiskFull
+
+if sys.platform != "win32":
+    import fcntl
 
 _UNFINISHED = ".new"
 _PRIVATE = 0o600
@@ -29,7 +33,7 @@ def replacing(path: Path, *, mode: int = 0o666) -> Generator[Path]:
     mode: permissions of the file, minus the umask. Raises: OSError, leaving `path` unchanged.
     """
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(6)}{_UNFINISHED}")
-    os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
+    os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
     try:
         yield unfinished
         sync(unfinished)
@@ -67,7 +71,7 @@ def write_new(path: Path, data: bytes) -> None:
 
     Raises: FileExistsError; OSError, after which a partial file may remain.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _PRIVATE)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE)
     with open(descriptor, "wb") as file:
         file.write(data)
         file.flush()
@@ -78,7 +82,7 @@ def append(path: Path, data: bytes) -> None:
     """Append to a file readable only by its owner, creating it if missing. Durable; a crash may leave a part of
     `data`.
     """
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _PRIVATE), "ab") as file:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, _PRIVATE), "ab") as file:
         is_new = file.tell() == 0
         file.write(data)
         file.flush()
@@ -122,7 +126,9 @@ def making(unfinished: Path) -> Generator[None]:
 
 def sync(path: Path) -> None:
     """Sync a file's bytes, or a folder's entries, so that they survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    if sys.platform == "win32":  # neither a folder nor a file that is only read can be synced there
+        return
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -145,7 +151,7 @@ def acquire(path: Path, *, wait: bool = False) -> int:
 
     Raises: BlockingIOError if another process holds it, unless `wait`.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, _PRIVATE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
@@ -166,6 +172,8 @@ def locked(path: Path, *, wait: bool = False) -> Generator[None]:
 
 def is_locked(path: Path) -> bool:
     """Whether a process currently holds the lock of a file. False if the file does not exist or is unreadable."""
+    if sys.platform == "win32":
+        return False
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

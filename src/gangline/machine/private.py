@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
+import sys
 from collections.abc import Collection
 from pathlib import Path
 
@@ -26,8 +27,8 @@ def open_private(path: str, flags: int) -> int:
     """An `opener` for `open()`. A file opened for writing is accessible only to its owner, even if it existed
     before.
     """
-    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
-    if flags & (os.O_WRONLY | os.O_RDWR):
+    descriptor = os.open(path, flags, 0o600)
+    if flags & (os.O_WRONLY | os.O_RDWR) and sys.platform != "win32":
         try:
             os.fchmod(descriptor, 0o600)
         except PermissionError as error:

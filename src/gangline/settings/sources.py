@@ -10,6 +10,7 @@ import json
 import os
 import re
 import stat
+import sys
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -142,9 +143,10 @@ class ConfigFile(NamedTuple):
         except OSError as error:
             raise InvalidRequest(f"cannot read the config file {_USUAL}: {error.strerror}.") from error
         # The file names commands that are run, so a file that another user may place in a shared folder is not trusted.
-        if info.st_uid not in (0, os.geteuid()) or stat.S_IMODE(info.st_mode) & stat.S_IWOTH:
+        # Windows does not say in these fields who may write to it.
+        if sys.platform == "win32" or info.st_uid not in (0, os.geteuid()) or info.st_mode & stat.S_IWOTH:
             raise InvalidRequest(
-                f"{_USUAL.absolute()} belongs to another user, or others may write to it. Name it with --config or "
+                f"{_USUAL.absolute()} may belong to another user, or others may write to it. Name it with --config or "
                 f"{CONFIG_VARIABLE} if you trust it; an empty {CONFIG_VARIABLE} leaves it out."
             )
         return cls.read(_USUAL)

@@ -57,7 +57,7 @@ def write_sessions_csv(results: Iterable[SessionResult], path: Path) -> int:
     """Returns the number of sessions."""
     num = 0
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as aside, aside.open("w", newline="") as file:
+    with replacing(path) as aside, aside.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         for result in results:

@@ -217,9 +217,7 @@ class ServerRecords:
         return run(self._annotations(dataset))
 
     async def _annotations(self, dataset: str) -> list[Annotation]:
-        from gangline.wire.client.server import ServerClient
-
-        async with ServerClient(self._address.server_url, self._address.control_token) as client:
+        async with self._address.client() as client:
             page = await client.annotations(limit=_PAGE, dataset=dataset)
             found = [*page.annotations]
             while page.next is not None:
@@ -228,9 +226,7 @@ class ServerRecords:
         return found
 
     async def _task_ids(self) -> list[str]:
-        from gangline.wire.client.server import ServerClient
-
-        async with ServerClient(self._address.server_url, self._address.control_token) as client:
+        async with self._address.client() as client:
             page = await client.tasks(limit=_PAGE)
             found = [task.task_id for task in page.tasks]
             while page.next is not None:
@@ -240,18 +236,15 @@ class ServerRecords:
 
     async def _request(self, task_id: str) -> TaskRequest | None:
         from gangline.domain.task import TaskRequest
-        from gangline.wire.client.server import ServerClient
 
-        async with ServerClient(self._address.server_url, self._address.control_token) as client:
+        async with self._address.client() as client:
             try:
                 return TaskRequest.model_validate((await client.task(task_id)).request)
             except NotFound:
                 return None
 
     async def _ended(self, task_id: str) -> list[str] | None:
-        from gangline.wire.client.server import ServerClient
-
-        async with ServerClient(self._address.server_url, self._address.control_token) as client:
+        async with self._address.client() as client:
             try:
                 task = await client.task(task_id)
             except NotFound:
@@ -259,9 +252,7 @@ class ServerRecords:
         return [session.session_id for session in task.sessions if session.state == "ended"]
 
     async def _session(self, session_id: str) -> SessionResult | None:
-        from gangline.wire.client.server import ServerClient
-
-        async with ServerClient(self._address.server_url, self._address.control_token) as client:
+        async with self._address.client() as client:
             try:
                 return await client.session_result(session_id)
             except NotFound:

@@ -107,8 +107,8 @@ def _copy(template: Template, folder: Path) -> list[str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, file in files.items():
-            with (folder / name).open("x") as copy:
-                copy.write(file.read_text())
+            with (folder / name).open("xb") as copy:
+                copy.write(file.read_bytes())
     except OSError as error:
         raise InvalidRequest(f"cannot write to {folder}: {error.strerror}.") from error
     return list(files)

@@ -28,7 +28,7 @@ def read_tasks(source: str) -> list[dict[str, Any]]:
     else:
         folder = Path(source).absolute().parent
         try:
-            tasks = parse_tasks(Path(source).read_text(), source)
+            tasks = parse_tasks(Path(source).read_text("utf-8"), source)
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"cannot read the task file {source}: {error}") from error
     return [_with_files(task, folder) for task in tasks]
@@ -107,7 +107,8 @@ def validated(body: dict[str, Any], where: str) -> TaskRequest:
         task = TaskRequest.model_validate(body)
     except ValidationError as error:
         raise InvalidRequest(f"{where}: {explain(error, TaskRequest)}") from error
-    check_task(task)
+    if sys.platform == "linux":  # elsewhere not every plug-in loads; the server checks too
+        check_task(task)
     return task
 
 

@@ -114,7 +114,8 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 async def _until_terminated(coroutine: Coroutine[Any, Any, T]) -> T:
     task = asyncio.current_task()
     assert task is not None
-    if threading.current_thread() is threading.main_thread():  # only the main thread receives signals
+    # Only the main thread receives signals, and on Windows none of these comes.
+    if threading.current_thread() is threading.main_thread() and sys.platform != "win32":
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 asyncio.get_running_loop().add_signal_handler(number, task.cancel)

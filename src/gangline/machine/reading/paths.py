@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import stat
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,8 +26,8 @@ _MAX_READ_BYTES = 3 * MAX_FILE_BYTES
 """Limit of one task, counting repeated reads of its files."""
 _MAX_FILES = 20_000
 _MAX_DEPTH = 64
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_FOLDER = 0 if sys.platform == "win32" else os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_FILE = 0 if sys.platform == "win32" else os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _ODD = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _KINDS = {
     stat.S_IFLNK: "a link, and links are not followed. If you trust it, copy the folder with `cp -rL`, which "
@@ -190,6 +191,8 @@ class SourcePath(msgspec.Struct, frozen=True):
     @contextmanager
     def _opened(self) -> Generator[int]:
         """Raises: InvalidRequest, naming the component that is not a folder; OSError."""
+        if sys.platform == "win32":
+            raise InvalidRequest(f"cannot read {self}: files that a task names are read on Linux and macOS only.")
         fd = os.open(self.root, _FOLDER & ~os.O_NOFOLLOW)
         try:
             for at, name in enumerate(self.parts, 1):

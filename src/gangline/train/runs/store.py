@@ -6,6 +6,7 @@ There is no database of runs: a run's folder is its record, so runs can be copie
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -263,7 +264,7 @@ def _is_locked(path: Path) -> bool:
     """Whether a trainer holds the run's lock. Reads the kernel's list, because trying the lock could make a trainer
     fail.
     """
-    if not path.exists():
+    if sys.platform != "linux" or not path.exists():  # trainers run on Linux
         return False
     inode = path.stat().st_ino
     locks = (line.split() for line in Path("/proc/locks").read_text().splitlines())
