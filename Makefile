@@ -91,7 +91,7 @@ help:
 	@echo "make test-peers  the runners of Harbor and SWE-bench judge rewards, NeMo Gym and tau2-bench where they are (as root, with Python 3.12)"
 	@echo "make test-docker  tests on a real Docker and podman, rootless too (as root; engines of its own)"
 	@echo "make test-hostile  attacks from inside every runtime, and on everything that answers HTTP (as root; minutes)"
-	@echo "make test-release  the wheel and agents of init in fresh environments, and the files of a deployment (three minutes)"
+	@echo "make test-release  the wheel on a bare machine, agents of init in fresh environments, the files of a deployment (eight minutes)"
 	@echo "make test-browser  the page in Debian's Chromium, by keyboard, with hostile transcripts, judged by axe (a minute)"
 	@echo "make test-presets  all 20 samples of each preset, solved rightly and wrongly, and audited (a quarter of an hour)"
 	@echo "make test-loaded  make test three times in a row while 15 processes load the machine (RUNS=N; hours on two cores)"
@@ -110,7 +110,7 @@ help:
 	@echo "make lock    write requirements/*.txt anew after a change of the dependencies (UPGRADE=1: with the newest versions)"
 	@echo "make tools   agent programs from npm into $(TOOLS)"
 	@echo "make docs    generate the reference, build the documentation site in build/site, and check its links"
-	@echo "make screenshots  pictures of the page for its guide, from a demo run (DATA=FOLDER: of one that has ended)"
+	@echo "make screenshots  pictures of every part of the page and the tour's session, from a demo run (DATA=FOLDER: of one that has ended)"
 	@echo "make clean   remove what was made here"
 
 .venv/bin/python:

@@ -13,24 +13,11 @@ from pathlib import Path
 import pytest
 
 from support.requirements import need_command, need_module
+from support.service.doors import DOORS, README, SHORTER, door
 from support.service.terminal import Terminal, blocks
 
-README = Path(__file__).parents[2] / "README.md"
-DOORS = ("Capture for my trainer", "Evaluate an agent", "Train end to end")
-MAKE_RUN = "gangline init my-run && cd my-run && python3 tasks.py"
-MAKE_EVAL = "gangline init my-eval && cd my-eval && python3 tasks.py 8"
-SHORTER = {
-    MAKE_RUN: f"{MAKE_RUN} 8 2",
-    f"{MAKE_EVAL} 16": f"{MAKE_EVAL} 4",
-    "gangline train run experiment.yaml": "gangline train run experiment.yaml --steps 1",
-}
 MAX_LINKS = 12
 MAX_LINES = 60
-
-
-def door(title: str) -> str:
-    """The text below its heading."""
-    return README.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
 @pytest.fixture

