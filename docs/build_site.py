@@ -1,8 +1,9 @@
 """Build the documentation site in build/site: `python docs/build_site.py`, or `make docs`.
 
-Zensical builds it strictly from zensical.toml. Then every link and anchor of the built pages is followed, and decisions
-leave the index of the search, so that guides come first. Two files are for language models: `llms.txt` lists the pages,
-which lie beside it as Markdown, and `llms-full.txt` has all of them.
+Zensical builds it strictly from zensical.toml, with the URLs of `[project.urls]` in pyproject.toml, if there are any.
+Then every link and anchor of the built pages is followed, and decisions leave the index of the search, so that guides
+come first. Two files are for language models: `llms.txt` lists the pages, which lie beside it as Markdown, and
+`llms-full.txt` has all of them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
+import tomllib
+from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -21,6 +25,8 @@ SITE = ROOT / "build" / "site"
 _NAMES = {".": "Start", "guides": "Guides", "reference": "Reference", "adr": "Decisions"}
 """Sections of llms.txt in their order, by folder."""
 _NOT_PAGES = ("SUMMARY.md",)
+_URLS = {"Documentation": "site_url", "Source": "repo_url"}
+"""Name of a project URL -> setting of the site."""
 
 
 class Links(HTMLParser):
@@ -41,7 +47,18 @@ class Links(HTMLParser):
 def build() -> None:
     """Raises: CalledProcessError for a page that links to nothing, or another warning of Zensical."""
     uvx = [Path(sys.executable).with_name("uvx"), "--quiet", "--with-requirements", ROOT / "requirements" / "docs.txt"]
-    subprocess.run([*uvx, "--from", "zensical", "zensical", "build", "--strict", "--clean"], cwd=ROOT, check=True)
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    with tempfile.NamedTemporaryFile("w", dir=ROOT, prefix=".site-", suffix=".toml") as config:
+        config.write(with_urls((ROOT / "zensical.toml").read_text(), urls))
+        config.flush()
+        command = ["zensical", "build", "--strict", "--clean", "--config-file", config.name]
+        subprocess.run([*uvx, "--from", "zensical", *command], cwd=ROOT, check=True)
+
+
+def with_urls(config: str, urls: Mapping[str, str]) -> str:
+    """Settings of the site with the project's URLs, as far as they are known."""
+    lines = [f"{_URLS[name]} = {json.dumps(url)}\n" for name, url in urls.items() if name in _URLS]
+    return config.replace("[project]\n", "[project]\n" + "".join(lines), 1)
 
 
 def broken(site: Path) -> list[str]:

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import gangline
 from release.installed import ROOT
 
 sys.path.append(str(ROOT / "docs"))
-from build_site import broken, write_llms
+from build_site import broken, with_urls, write_llms
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,19 @@ def test_every_page_is_built_and_found_by_the_search_but_for_decisions(site: Pat
 def test_every_public_name_is_documented(site: Path) -> None:
     documented = re.findall(r'id="gangline[\w.]*\.(\w+)"', (site / "reference" / "python" / "index.html").read_text())
     assert set(gangline.__all__) - {"__version__"} <= set(documented)
+
+
+def test_the_site_has_the_address_and_repository_of_the_project() -> None:
+    config = (ROOT / "zensical.toml").read_text()
+    assert with_urls(config, {}) == config
+    urls = {
+        "Documentation": "https://docs.example/",
+        "Source": "https://code.example/it",
+        "Issues": "https://x.example",
+    }
+    settings = tomllib.loads(with_urls(config, urls))["project"]
+    assert (settings["site_url"], settings["repo_url"]) == (urls["Documentation"], urls["Source"])
+    assert tomllib.loads(config)["project"].keys() == settings.keys() - {"site_url", "repo_url"}
 
 
 @pytest.mark.parametrize(

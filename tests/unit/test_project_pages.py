@@ -64,3 +64,10 @@ def test_the_citation_names_this_version() -> None:
     from gangline import __version__
 
     assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_that_names_the_wheel_names_this_version(page: Path) -> None:
+    from gangline import __version__
+
+    assert set(re.findall(r"gangline-(\d[^-\s]*)-py3", page.read_text())) <= {__version__}
