@@ -109,6 +109,12 @@ def test_rows_are_exported_for_all_sessions_of_a_task(data: Path, tmp_path: Path
     assert list(map(encode_msgpack, rows)) == list(map(encode_msgpack, expected))
 
 
+def test_what_a_crash_left_unfinished_is_no_task(data: Path, tmp_path: Path) -> None:
+    (data / "server" / "results" / ".incoming" / "half").write_bytes(b"")
+    answer = json.loads(call(data, "export", "*", "--format", "jsonl", "--out", str(tmp_path), "--json").stdout)
+    assert answer["num_sessions"] == 2
+
+
 @pytest.mark.parametrize("row_format", ["parquet", "msgpack"])
 def test_rows_are_exported_in_every_format(row_format: str, data: Path, tmp_path: Path) -> None:
     call(data, "export", "task-1", "--format", row_format, "--out", str(tmp_path / "rows"))

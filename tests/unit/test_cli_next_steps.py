@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,13 @@ def test_in_a_folder_of_init_the_service_comes_first(folder: Path) -> None:
     found = here(folder, "tasks.py", "experiment.yaml")
     assert found == ["up", "python3 tasks.py", "submit task.json --wait", "train run experiment.yaml"]
     assert here(folder, "tasks.jsonl")[:2] == ["up", "submit tasks.jsonl --wait"]
+
+
+def test_unfinished_results_are_no_task(folder: Path) -> None:
+    for name in ("first", ".incoming"):
+        (folder / ".gangline" / "server" / "results" / name).mkdir(parents=True)
+    os.utime(folder / ".gangline" / "server" / "results" / "first", (1, 1))
+    assert here(folder)[:2] == ["show first", "export first --format jsonl"]
 
 
 def test_sessions_that_were_recorded_are_shown_without_a_service(folder: Path) -> None:

@@ -147,7 +147,7 @@ class FileRecords:
         return None
 
     def task_ids(self) -> list[str]:
-        return sorted(path.name for path in self._folder.iterdir() if path.is_dir())
+        return sorted(path.name for path in self._folder.glob("[!.]*") if path.is_dir())
 
     @contextmanager
     def requests(self) -> Generator[RequestOf]:

@@ -29,7 +29,7 @@ class Found:
         self.task_file = next((name for name in _TASK_FILES if (folder / name).is_file()), None)
         self.makes_tasks = (folder / "tasks.py").is_file()
         self.experiment = next((name.name for name in sorted(folder.glob("experiment*.y*ml"))), None)
-        self.task = _newest(data, "server/results/*")
+        self.task = _newest(data, "server/results/[!.]*")
         self.run = _newest(data, "runs/*/lineage.json")
         self.run_is_done = self.run is not None and (data / "runs" / self.run / "results.json").is_file()
         self.evaluations = sorted(path.parent.name for path in data.glob("evals/*/report.json"))
