@@ -28,6 +28,9 @@ from gangline.store.sql.tasks import TaskStore
 from gangline.wire.client.server import ServerClient
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.append(str(Path(__file__).parents[1] / "docs"))
+from build_site import write_tour
+
 from support.page.running import stepped_session
 from support.page.sessions import Talk, long_session
 from support.service.running import FakeNode, request
@@ -109,6 +112,21 @@ async def long_one(browser: Browser, folder: Path) -> Figures:
         ),
         "page.first_load_kb": _figure(first_load_kb, "kB", "scripts, style and data of that session, as they travel"),
     }  # fmt: skip
+
+
+async def tour(browser: Browser, folder: Path) -> Figures:
+    """The recorded session of the documentation, as one file from the disk."""
+    file = folder / "tour" / "index.html"
+    await asyncio.to_thread(write_tour, file)
+    paints: list[float] = []
+    for _ in range(LOADS):
+        page = await (await browser.new_context(viewport=SIZE)).new_page()  # pyright: ignore[reportArgumentType]
+        await page.add_init_script(_FIRST_PAINT)
+        await page.goto(file.as_uri())
+        paints.append(await page.evaluate("window.paintedAt"))
+        await page.context.close()
+    note = f"messages of the documentation's recorded session, {file.stat().st_size >> 10} KiB; median of {LOADS} loads"
+    return {"page.tour_ms": _figure(statistics.median(paints), "ms", note)}
 
 
 async def _loaded_kb(page: Page) -> float:
@@ -252,6 +270,7 @@ async def measure() -> Figures:
         async with async_playwright() as playwright:
             browser = await playwright.chromium.launch(executable_path=path)
             parts: list[Callable[[], Awaitable[Figures]]] = [
+                lambda: tour(browser, Path(folder)),
                 lambda: new_tokens(browser, Path(folder) / "live"),
                 lambda: long_one(browser, Path(folder) / "long"),
                 lambda: cost(browser, Path(folder) / "cost"),

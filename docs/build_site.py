@@ -1,9 +1,9 @@
 """Build the documentation site in build/site: `python docs/build_site.py`, or `make docs`.
 
 Zensical builds it strictly from zensical.toml, with the URLs of `[project.urls]` in pyproject.toml, if there are any.
-Then every link and anchor of the built pages is followed, and decisions leave the index of the search, so that guides
-come first. Two files are for language models: `llms.txt` lists the pages, which lie beside it as Markdown, and
-`llms-full.txt` has all of them.
+`tour/` becomes a recorded session as one file. Then every link and anchor of the built pages is followed, and decisions
+leave the index of the search, so that guides come first. Two files are for language models: `llms.txt` lists the pages,
+which lie beside it as Markdown, and `llms-full.txt` has all of them.
 """
 
 from __future__ import annotations
@@ -59,6 +59,14 @@ def with_urls(config: str, urls: Mapping[str, str]) -> str:
     """Settings of the site with the project's URLs, as far as they are known."""
     lines = [f"{_URLS[name]} = {json.dumps(url)}\n" for name, url in urls.items() if name in _URLS]
     return config.replace("[project]\n", "[project]\n" + "".join(lines), 1)
+
+
+def write_tour(file: Path) -> None:
+    """The session recorded in docs/tour, as `gangline show --html` saves it."""
+    (record,) = (DOCS / "tour" / "server" / "results").glob("*/*/attempt-*.msgpack")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    show = [sys.executable, "-m", "gangline", "show", record.parent.name, "--data", DOCS / "tour", "--html", file]
+    subprocess.run(show, stdout=subprocess.DEVNULL, check=True)
 
 
 def broken(site: Path) -> list[str]:
@@ -126,6 +134,7 @@ def _title_and_summary(text: str) -> tuple[str, str]:
 
 def main() -> int:
     build()
+    write_tour(SITE / "tour" / "index.html")
     found = broken(SITE)
     print("\n".join(found) if found else f"The site is in {SITE}; every link leads somewhere.")
     leave_decisions_out(SITE / "search.json")

@@ -44,6 +44,13 @@ def test_every_public_name_is_documented(site: Path) -> None:
     assert set(gangline.__all__) - {"__version__"} <= set(documented)
 
 
+def test_the_tour_is_a_recorded_session_in_one_file(site: Path) -> None:
+    tour = (site / "tour" / "index.html").read_text()
+    assert 'id="saved"' in tour
+    assert 'href="tour/"' in (site / "index.html").read_text()
+    assert not list(site.rglob("*.msgpack"))
+
+
 def test_the_site_has_the_address_and_repository_of_the_project() -> None:
     config = (ROOT / "zensical.toml").read_text()
     assert with_urls(config, {}) == config
