@@ -340,7 +340,7 @@ def test_prose_wraps_between_words() -> None:
 
 def test_a_cause_of_many_sessions_is_told_once() -> None:
     one = filled(SessionView)
-    sessions = [msgspec.structs.replace(one, session_id=f"task.{at}", unplaced=None) for at in range(4)]
+    sessions = [msgspec.structs.replace(one, session_id=f"task.{at}", unplaced=None, waits_for=None) for at in range(4)]
     out = Console(file=io.StringIO(), width=200, soft_wrap=True)
     out.print(views.sessions_table(sessions))
     told = typing.cast("io.StringIO", out.file).getvalue()

@@ -93,7 +93,11 @@ def _insert(unit: Unit, fresh: Sequence[tuple[str, TaskRequest, str]], numbers: 
     rows: list[dict[str, Any]] = []
     for task_id, request, _ in fresh:
         rows.extend(_session_rows(unit, task_id, request, counter, numbers[needs_of(request)]))
-        told: dict[str, Any] = {"num_samples": request.num_samples, "harness": request.agent.harness, "run": run_of(task_id)}
+        told: dict[str, Any] = {
+            "num_samples": request.num_samples,
+            "harness": request.agent.harness,
+            "run": run_of(task_id),
+        }
         unit.emit("task.submitted", task_id, **told)
     unit.conn.execute(sa.insert(tasks), [_task_row(unit, *task) for task in fresh])
     unit.conn.execute(sa.insert(sessions), rows)
