@@ -1,8 +1,8 @@
 """Measures of the source: entries, lines of code, files that a feature is spread over, names used twice.
 
-`python scripts/house.py` prints them alongside their bounds, `--check` fails where one is passed. A bound only ever
-falls: lower it when a measure has fallen. Lines of code are neither blank, nor comments, nor docstrings. Words of the
-documentation have a letter or a digit, code blocks included.
+`python scripts/house.py` prints them alongside their bounds, `--check` fails where one is passed. A bound is lowered
+when its measure has fallen, and raised only by a decision that says why. Lines of code are neither blank, nor comments,
+nor docstrings. Words of the documentation have a letter or a digit, code blocks included.
 """
 
 from __future__ import annotations
