@@ -258,8 +258,8 @@ class NodeSettings(BaseModel):
     checkpoint_hold_s: Annotated[float, Setting(option="--checkpoint-hold"), Field(ge=0)] = 600.0
     """Seconds that a session's checkpoints outlive it."""
     pull: Literal["never", "if_missing", "always"] = "if_missing"
-    """When the node pulls the images of docker and podman: never, if the engine lacks one, or always, in case its
-    registry has a newer one. Credentials are the engine's own (`docker login`).
+    """When the node pulls the images of docker and podman: never, if_missing (the engine lacks it), or always (its
+    registry may have a newer one). Credentials are the engine's own (`docker login`).
     """
     pulls_at_once: Annotated[int, Field(ge=1)] = 3
     """Images pulled at the same time; sessions wait for them in INIT, without a place in RUN."""

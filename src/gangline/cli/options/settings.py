@@ -34,6 +34,7 @@ _NODE_OPTIONS = Annotated[
     list[str] | None,
     typer.Argument(metavar="NODE_OPTIONS", help="Behind `--`: options of `gangline node`, such as --engine."),
 ]
+_MAX_CHOICES_CHARS = 16
 _UNSET = "__unset"
 """Suffix of parameters that unset a flag."""
 _BY_KEY = "__by_key"
@@ -145,6 +146,12 @@ def _default_shown(leaf: Leaf, default: Any, help_text: str) -> Any:
     return int(default) if isinstance(default, float) and default.is_integer() else default
 
 
+def _choices(leaf: Leaf) -> str | None:
+    """None: by type. Long ones are in the help only: they would leave no room for it on a small screen."""
+    choices = "|".join(get_args(leaf.kind)) if get_origin(leaf.kind) is Literal else None
+    return "choice" if choices is not None and len(choices) > _MAX_CHOICES_CHARS else choices
+
+
 def _parameter(command: ServedCommand, key: str) -> inspect.Parameter:
     """The parameter for Typer. Its default is only shown: `given_in` detects given options."""
     leaf = LEAVES[key]
@@ -154,7 +161,7 @@ def _parameter(command: ServedCommand, key: str) -> inspect.Parameter:
     option = typer.Option(
         leaf.option,
         help=f"{help_text}{_limits(leaf)}{unset} Environment: {leaf.env[0]}.",
-        metavar="|".join(get_args(leaf.kind)) if get_origin(leaf.kind) is Literal else None,
+        metavar=_choices(leaf),
         show_default=shown is not None and leaf.kind is not bool,
         rich_help_panel=next((panel for panel, names in _PANELS.items() if leaf.name in names.split()), None),
     )
