@@ -45,6 +45,11 @@ def _tagged(image: str) -> str:
     return whole if has_tag else f"{whole}:latest"
 
 
+def is_local(image: str) -> bool:
+    """Whether it is in no registry by this name: an engine's own, or built by `gangline image build`."""
+    return image.startswith(("localhost/", "sha256:", "gangline/"))
+
+
 def full_name(image: str) -> str:
     """Returns a name with registry and tag, as every engine reads it: `docker.io/library/debian:12` for `debian:12`. A
     digest replaces the tag."""

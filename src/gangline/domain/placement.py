@@ -8,7 +8,7 @@ from typing import get_args
 import msgspec
 
 from gangline.domain.errors import InvalidRequest
-from gangline.domain.image_names import full_name, has_image, located
+from gangline.domain.image_names import full_name, has_image, is_local, located
 from gangline.domain.task import NetworkPolicy, RuntimeSpec, TaskRequest
 from gangline.domain.task_values import HARMLESS
 
@@ -134,7 +134,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def _lack_of_image(self, runtime: str, image: str) -> str | None:
         lack, is_here = f"image `{image}` for runtime `{runtime}`", self.holds(runtime, image)
-        if runtime not in self.pulls or image.startswith("/"):
+        if runtime not in self.pulls or image.startswith("/") or is_local(image):
             return lack if is_here is False else None
         why = self.not_pulled.get(runtime, {}).get(full_name(image))
         return None if is_here or why is None else f"{lack}: {why}"
@@ -159,7 +159,12 @@ def specs_of(task: TaskRequest) -> list[RuntimeSpec]:
 
 def needs_of(task: TaskRequest) -> Needs:
     specs = specs_of(task)
-    images = {(spec.backend, spec.image) for spec in specs if spec.image is not None}
+    images = {
+        (spec.backend, image)
+        for spec in specs
+        for image in (spec.image, *(service.image for service in spec.services.values()))
+        if image is not None
+    }
     gpus = {(name, max(spec.gpus for spec in specs if spec.backend == name)) for name in {one.backend for one in specs}}
     return Needs(
         runtimes=tuple(sorted({spec.backend for spec in specs})),

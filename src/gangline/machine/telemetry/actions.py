@@ -67,6 +67,7 @@ ACTIONS: dict[str, str] = {
     "image.pulled": "A node pulled an image.",
     "image.gone": "An image was removed between its pull and a sandbox's start; it is pulled again.",
     "image.removed": "A node removed an image that it had pulled, for want of room.",
+    "image.layers_unknown": "The layers of a pulled image could not be read; it counts with its whole size.",
     "image.not_removed": "An image that should make room could not be removed; another one goes.",
     "images.unreadable": "The record of pulled images could not be read; they are the operator's from now on.",
     "images.not_kept": "The record of pulled images could not be written.",

@@ -63,7 +63,7 @@ class BackendRoutes:
             Route("GET", one, self.view, "One of them.", answer=BackendView, errors=(400, 401, 404)),
             Route("DELETE", one, self.remove, "Take it away.", query=(_DRAIN,), errors=(400, 401, 404)),
             Route("POST", "/v1/detokenize", self.detokenize, "The text of ids, by an engine with their tokenizer.",
-                  body=IdsToDecode, answer=DecodedIds, errors=(400, 401, 404, 502, 503)),
+                  body=IdsToDecode, answer=DecodedIds, routine=True, errors=(400, 401, 404, 502, 503)),
         ]  # fmt: skip
 
     async def all(self, request: web.Request) -> web.StreamResponse:

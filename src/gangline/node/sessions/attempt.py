@@ -79,7 +79,8 @@ class Attempt:
         self._task = request if self._steps is None else self._steps.task
         """The current step's, in a task with steps."""
         self._adopted = adopted
-        self._sandboxes = Sandboxes(self.key, self._task, parts, None if adopted is None else adopted[1])
+        agent = None if adopted is None else adopted[1]
+        self._sandboxes = Sandboxes(self.key, self._task, parts, agent, whole=request)
         self._environments = self._new_environments()
         self._session: ModelSession | None = None
         self._run: HarnessRun | None = None
@@ -202,6 +203,8 @@ class Attempt:
         """
         if self._adopted is not None:
             assert self._session is not None
+            if self._sandboxes.waits_for_images:
+                self._sandboxes.hold_images()
             note, sandbox = self._adopted
             harness = plugins.make_harness(self._task.agent.harness, self._task.agent.settings)
             return Prepared(

@@ -8,9 +8,10 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 
-from gangline.domain.errors import Failure, GanglineError
+from gangline.domain.errors import Failure, GanglineError, PullPostponed
 from gangline.domain.lifecycle import STAGES, Stage
 from gangline.domain.node_views import NodeStatus
+from gangline.domain.placement import needs_of
 from gangline.domain.session import Lease, SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.machine.event_loop import is_cancelled, is_fault
@@ -30,6 +31,8 @@ from gangline.node.sessions.replay.forks import begins_anew
 
 log = logging.getLogger("gangline.node")
 
+_POSTPONED_S = 10.0
+"""Rest of a session whose image is not pulled now, where the server would send it back at once."""
 _JOIN_S = 10.0
 
 _LeaseKey = tuple[str, int]
@@ -250,6 +253,7 @@ class Pipeline:
             if await _goes_back(result.failure, attempt, self._parts, self._offers):
                 self._breaker.ended((attempt.lease.session_id, attempt.lease.fence), result)
                 await self._beat_once()  # the server learns first what this node no longer offers
+                await self._rest(attempt, result)
                 log.warning("session.given_back session=%s attempt=%d", *attempt.key)
                 await self._give_back(attempt)
             else:
@@ -260,6 +264,13 @@ class Pipeline:
             if attempt.is_done or not is_fault(error):
                 raise
             await self._report(attempt, await attempt.broken(error))
+
+    async def _rest(self, attempt: Attempt, result: SessionResult) -> None:
+        """Wait with a session whose image is not pulled now, where the server cannot know it and would return it."""
+        if result.failure is not None and result.failure.code == PullPostponed.code:
+            needs = needs_of(TaskRequest.model_validate(attempt.lease.task))
+            if not self._offers.offer.lacks(needs):
+                await asyncio.sleep(_POSTPONED_S)
 
     async def _report(self, attempt: Attempt, result: SessionResult) -> None:
         attempt.is_done = True

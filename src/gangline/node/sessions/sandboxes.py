@@ -27,10 +27,21 @@ log = logging.getLogger("gangline.node")
 class Sandboxes:
     """Starts sandboxes as they are needed; `stop` ends them all."""
 
-    def __init__(self, key: AttemptKey, task: TaskRequest, parts: NodeParts, agent: Sandbox | None = None) -> None:
+    def __init__(
+        self,
+        key: AttemptKey,
+        task: TaskRequest,
+        parts: NodeParts,
+        agent: Sandbox | None = None,
+        *,
+        whole: TaskRequest | None = None,
+    ) -> None:
         """key: names the sandboxes.
         agent: the agent's, if it was started before the node's restart.
+        whole: the task with all its steps, if it has any.
         """
+        self._specs = specs_of(whole or task)
+        self._holding: asyncio.Task[None] | None = None
         self._key = key
         self._task = task
         self._parts = parts
@@ -73,15 +84,22 @@ class Sandboxes:
     @property
     def waits_for_images(self) -> bool:
         """Whether `bring_images` may take long. Raises: UnknownPlugin."""
-        return any(map(self._parts.images.pulls_for, specs_of(self._task)))
+        return any(map(self._parts.images.pulls_for, self._specs))
 
     async def bring_images(self) -> None:
         """Wait for the images of all of the attempt's sandboxes. Raises: like `ImageSupply.bring`, and InvalidRequest
         when the node's operator refuses a runtime."""
-        specs = specs_of(self._task)
-        for spec in specs:
+        for spec in self._specs:
             self._parts.allowed.check(spec.backend, spec.network)
-        await self._parts.images.bring(self._attempt, specs)
+        await self._parts.images.bring(self._attempt, self._specs)
+
+    def hold_images(self) -> None:
+        """Hold them again after the node's restart, without waiting. A failure is the grader's, when it asks."""
+        self._holding = session_task(self._key.session_id, "images", self._held_again())
+
+    async def _held_again(self) -> None:
+        with suppress(GanglineError):
+            await self.bring_images()
 
     @property
     def images(self) -> dict[str, str]:
@@ -219,6 +237,9 @@ class Sandboxes:
 
     async def stop(self) -> None:
         await self.drop_grader()
+        if self._holding is not None:
+            self._holding.cancel()
+            await asyncio.wait({self._holding})
         if self._task.capture.checkpoints == "turn":
             self._parts.checkpoints.ended(self._key.session_id)
         for sandbox in (*self._started, *self._beside):

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from gangline.domain.errors import GanglineError
 from gangline.domain.image_store import HeldImage, ImageStore
 from gangline.machine.durable import write_whole
 
@@ -87,7 +88,12 @@ class ImageCache:
         if key in self._images:
             self._images[key].names = sorted({*self._images[key].names, name})
         elif is_new:
-            layers = dict(await store.layers(name)) or {held.image_id: held.size_bytes}
+            try:
+                layers = dict(await store.layers(name))
+            except GanglineError as error:  # the image is here all the same
+                log.warning("image.layers_unknown image=%s message=%s", name, error)
+                layers = {}
+            layers = layers or {held.image_id: held.size_bytes}
             self._images[key] = PulledImage(
                 runtime=runtime, names=[name], image_id=held.image_id, layers=layers, used_at=self._clock()
             )

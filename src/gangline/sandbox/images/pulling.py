@@ -22,7 +22,7 @@ from typing import Literal
 import msgspec
 
 from gangline.domain.errors import ImageMissing, PullFailed, PullPostponed, RuntimeFailed
-from gangline.domain.image_names import full_name, located, mirrored
+from gangline.domain.image_names import full_name, is_local, located, mirrored
 from gangline.domain.image_store import HeldImage, ImageStore, PullPolicy
 from gangline.machine.event_loop import is_cancelled
 
@@ -215,7 +215,7 @@ class Pulls:
             raise _postponed(image)
         if policy == "never":
             raise ImageMissing(f"the image {image!r} is not on this machine, and this node does not pull it.")
-        if image.startswith(("localhost/", "sha256:")):
+        if is_local(image):
             if found is not None:
                 return found
             raise PullFailed(f"the image {image!r} is not on this machine, and no registry has it by this name.")

@@ -36,13 +36,15 @@ _AT_WORK = sa.select(sessions.c.needs, sessions.c.node_id).where(LEASED, session
 _NUM_HELD = (
     sa.select(sa.func.count()).where(LEASED, sessions.c.node_id == nodes.c.node_id).correlate(nodes).scalar_subquery()
 )
-_ROOMY = sa.select(nodes.c.node_id, nodes.c.offer).where(
+_ROOMY = sa.select(nodes.c.node_id, nodes.c.offer, nodes.c.metrics).where(
     nodes.c.node_id != sa.bindparam("node"),
     nodes.c.draining.is_(sa.false()),
     nodes.c.last_seen_at > sa.bindparam("since"),
     nodes.c.capacity > _NUM_HELD,
 )
-"""Other nodes that could take a session now."""
+"""Other nodes with room."""
+_WINDOW = 64
+"""Rows of the queue's head among which a node looks for sessions whose images it has."""
 _PRESENT = (
     sa.select(nodes.c.node_id, nodes.c.offer)
     .where(nodes.c.draining.is_(sa.false()), nodes.c.last_seen_at > sa.bindparam("since"))
@@ -84,12 +86,13 @@ def suited_rows(
     if not all(_suits(row["needs_body"], offer) for row in found):
         others = [number for number, body in unit.conn.execute(_KNOWN) if not _suits(body, offer)]
         found = queued_rows(unit, limit, task_ids, others)
-    if left := _left_to_others(unit, node_id, found, offer):
+    if any(_would_pull(row["needs_body"], offer) for row in found):
         # Only sessions of the same priority overtake them, and if nothing else waits this node takes them.
-        first = queued_rows(unit, limit, task_ids, [*others, *left])
-        first = [row for row in first if row["priority"] >= found[0]["priority"]]
+        window = queued_rows(unit, max(limit, _WINDOW), task_ids, others)
+        left = _left_to_others(unit, node_id, window, offer)
+        first = [row for row in window if row["needs"] not in left and row["priority"] >= window[0]["priority"]]
         known = {row["position"] for row in first}
-        found = [*first, *(row for row in found if row["position"] not in known)][:limit]
+        found = [*first, *(row for row in window if row["position"] not in known)][:limit]
     wanted = [row for row in found if _num_gpus(row["needs_body"])]
     if not wanted:
         return found
@@ -101,21 +104,25 @@ def suited_rows(
     return [*placed, *queued_rows(unit, limit - len(placed), task_ids, others)]
 
 
-def _left_to_others(unit: Unit, node_id: str, rows: Sequence[sa.RowMapping], offer: str) -> list[int]:
-    """Numbers of needs with an image that this node would have to pull, while another node with room has it, or has
-    sessions for which it pulls it. Empty if this concerns no row.
+def _left_to_others(unit: Unit, node_id: str, rows: Sequence[sa.RowMapping], offer: str) -> set[int]:
+    """Numbers of the rows' needs with an image that this node would have to pull, while another node with room has it,
+    or has sessions for which it pulls it.
     """
-    if not any(_would_pull(row["needs_body"], offer) for row in rows):
-        return []
     roomy = unit.conn.execute(_ROOMY, {"since": unit.now - GONE_AFTER_S, "node": node_id}).all()
+    roomy = [one for one in roomy if _takes_sessions(one.metrics)]
     at_work = {(number, holder) for number, holder in unit.conn.execute(_AT_WORK)}
-    return [
+    return {
         number
-        for number, body in unit.conn.execute(_KNOWN)
+        for number, body in {row["needs"]: row["needs_body"] for row in rows}.items()
         if _would_pull(body, offer)
         and (number, node_id) not in at_work
         and any((number, one.node_id) in at_work or _has_images(body, one.offer) for one in roomy)
-    ]
+    }
+
+
+def _takes_sessions(metrics: str) -> bool:
+    """A node whose breaker is open, or whose disk is low, leases nothing although it has room."""
+    return not any(name.startswith(("breaker_open_", "disk_low_")) for name in msgspec.json.decode(metrics))
 
 
 def _placed(rows: Sequence[sa.RowMapping], num_free: int) -> Sequence[sa.RowMapping]:

@@ -32,28 +32,33 @@ async def report_sent(
 
     make: the report so far. say: receives the reason if the last report could not be sent.
     """
-    sending = asyncio.create_task(_send_changes(service, make, pause_s))
+    ended = asyncio.Event()
+    sending = asyncio.create_task(_send_changes(service, make, pause_s, ended))
     try:
         yield
     finally:
-        sending.cancel()
-        await asyncio.gather(sending, return_exceptions=True)
+        ended.set()  # not cancelled: the server may write a report whose sender has left, after the last one
+        await asyncio.wait({sending})
     try:
         await _send(service, msgspec.json.encode(make()))
     except GanglineError as error:
         say(f"The page lacks the last figures of this evaluation: {error.message}")
 
 
-async def _send_changes(service: ReportReceiver, make: Callable[[], Report], pause_s: float) -> None:
+async def _send_changes(
+    service: ReportReceiver, make: Callable[[], Report], pause_s: float, ended: asyncio.Event
+) -> None:
     sent = b""
-    while True:
+    while not ended.is_set():
         began_at = time.monotonic()
         body = msgspec.json.encode(make())
         if body != sent:
             with contextlib.suppress(GanglineError):  # such as a service that restarts: it is sent again
                 await _send(service, body)
                 sent = body
-        await asyncio.sleep(max(pause_s, _RESTS * (time.monotonic() - began_at)))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(pause_s, _RESTS * (time.monotonic() - began_at))):
+                await ended.wait()
 
 
 async def _send(service: ReportReceiver, body: bytes) -> None:

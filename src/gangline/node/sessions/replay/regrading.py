@@ -44,13 +44,21 @@ async def regrade(request: GradingRequest, parts: NodeParts) -> Grading:
     sandboxes = Sandboxes(AttemptKey(new_id("regrade"), recorded.attempt), task, parts)
     attempt = Graded(outcome=end.outcome, failure=end.failure, artifacts={}, trajectory=recorded.trajectory)
     log.info("session.regraded session=%s attempt=%d evaluator=%s", *key, task.evaluator.strategy)
+
+    def broken(error: GanglineError) -> Grading:
+        failure = failure_of(error, recorded.session_id)
+        return _verdict(recorded, msgspec.structs.replace(attempt, outcome="infra_error", failure=failure))
+
     try:
+        try:
+            await sandboxes.bring_images()
+        except GanglineError as error:
+            return broken(error)
         async with parts.pools.postrun:
             try:
                 runtime = await _runtime(recorded, task, sandboxes)
             except GanglineError as error:
-                failure = failure_of(error, recorded.session_id)
-                return _verdict(recorded, msgspec.structs.replace(attempt, outcome="infra_error", failure=failure))
+                return broken(error)
             postrun = Postrun(key, task, parts, sandboxes, StageClock(key), task_id=recorded.task_id)
             return _verdict(recorded, await postrun.scored(attempt, end, runtime, _whole(recorded.artifacts)))
     finally:
