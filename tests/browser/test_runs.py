@@ -34,7 +34,7 @@ def runs(data_folder: Path) -> Iterator[Path]:
     rmtree(data_folder / "runs")
 
 
-async def test_from_a_run_over_a_step_and_its_group_to_a_session(visit: Visit, runs: Path) -> None:
+async def test_from_a_run_over_a_step_and_its_group_to_a_session(runs: Path, visit: Visit) -> None:
     page = visit.page
     await visit.keys("g", "r")
     row = page.get_by_role("row").filter(has_text="base")
@@ -58,7 +58,7 @@ async def test_from_a_run_over_a_step_and_its_group_to_a_session(visit: Visit, r
     await expect(page.get_by_role("heading", name="task-1.1")).to_be_visible()
 
 
-async def test_the_curve_is_on_the_canvas_and_a_click_chooses_a_step(visit: Visit, runs: Path) -> None:
+async def test_the_curve_is_on_the_canvas_and_a_click_chooses_a_step(runs: Path, visit: Visit) -> None:
     await visit.open("runs/base")
     plot = visit.page.locator(".chart .u-over").first
     await expect(plot).to_be_visible()
@@ -69,7 +69,7 @@ async def test_the_curve_is_on_the_canvas_and_a_click_chooses_a_step(visit: Visi
     await expect(visit.page.get_by_role("heading", name="Step 10,")).to_be_visible()
 
 
-async def test_two_runs_are_compared(visit: Visit, runs: Path) -> None:
+async def test_two_runs_are_compared(runs: Path, visit: Visit) -> None:
     page = visit.page
     await visit.open("runs/base")
     await page.get_by_label("Compare with").select_option("fast")
@@ -80,7 +80,7 @@ async def test_two_runs_are_compared(visit: Visit, runs: Path) -> None:
     await expect(page).to_have_url(re.compile(r"#/runs/base\?with=fast$"))
 
 
-async def test_what_a_run_does_not_record_is_said(visit: Visit, runs: Path) -> None:
+async def test_what_a_run_does_not_record_is_said(runs: Path, visit: Visit) -> None:
     page = visit.page
     folder = write_learning_run(runs.parent, "plain", 2)
     (folder / "metrics.jsonl").unlink()

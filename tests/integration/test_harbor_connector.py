@@ -230,10 +230,20 @@ async def test_what_the_relay_refuses_is_said(
     place: Place, monkeypatch: pytest.MonkeyPatch, key: str, kind: type[GanglineError], words: str
 ) -> None:
     monkeypatch.setattr("gangline.interop.harbor.relay.connection._TAKEN_S", 0.0)
+    elsewhere = place._replace(folder=place.folder.with_name("other"))
     async with running(place):
         with pytest.raises(kind, match=words):
-            async with connector(spec(place, key), place.client, lambda _: None, lambda _: None) as other:
+            async with connector(spec(elsewhere, key), place.client, lambda _: None, lambda _: None) as other:
                 await other.run()
+
+
+async def test_a_folder_has_one_connector_at_a_time(place: Place) -> None:
+    async with running(place):
+        with pytest.raises(Conflict, match="another connector works on"):
+            async with connector(spec(place), place.client, lambda _: None, lambda _: None):
+                pass
+    async with running(place):
+        pass
 
 
 async def test_a_harbor_that_is_not_there_is_named(place: Place) -> None:

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from gangline.domain.errors import PullFailed, PullPostponed, RuntimeUnavailable, UnknownPlugin
-from gangline.domain.placement import Allowed, nearest, needs_of
+from gangline.domain.placement import Allowed, Offer, nearest, needs_of
 from gangline.domain.sandbox import Runtime, RuntimeStart, Sandbox
 from gangline.domain.task import TaskRequest
 from gangline.node.health.offers import Offers
@@ -200,3 +200,18 @@ def test_a_node_says_which_runtimes_it_pulls_images_for(policy: Any, pulls: tupl
     known = {"odd": odd, "sound": Machine().make("sound")}
     found = Offers(["sound", "odd"], known.__getitem__, images=ImageSupply(policy=policy))
     assert found.offer.pulls == pulls
+
+
+@pytest.mark.parametrize("image", ["localhost/env:1", "sha256:" + "a" * 64, "gangline/env:abc"])
+def test_an_image_of_no_registry_is_lacking_where_it_is_not(image: str) -> None:
+    offer = Offer(runtimes=("docker",), pulls=("docker",), images={"docker": {"": ""}})
+    task = TaskRequest.model_validate(
+        {"instruction": "x", "agent": {"harness": "shell"}, "runtime": {"backend": "docker", "image": image}}
+    )
+    assert offer.lacks(needs_of(task)) == [f"image `{image}` for runtime `docker`"]
+
+
+def test_images_of_services_are_needed_too() -> None:
+    runtime = {"backend": "docker", "services": {"db": {"image": "postgres:17"}}}
+    task = TaskRequest.model_validate({"instruction": "x", "agent": {"harness": "shell"}, "runtime": runtime})
+    assert needs_of(task).images == (("docker", "postgres:17"),)

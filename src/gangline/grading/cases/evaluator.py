@@ -186,7 +186,7 @@ class CasesConfig(BaseModel):
     timeout_seconds: Seconds = 240
     """Time for the build and all cases. Cases not reached in that time fail."""
     max_output_bytes: int = Field(default=1 << 20, gt=0)
-    """Output limit of one case; more fails it."""
+    """Output limit of one case; more fails it. At least twice what the case expects."""
     max_solution_bytes: int = Field(default=4 << 20, gt=0)
     """Maximum bytes of the solution and of each collected file."""
 
@@ -287,7 +287,7 @@ class CasesEvaluator:
             ["sh", "-c", _LIMITED, "sh", str(config.case_memory_bytes >> 10), *command],
             stdin=stdin,
             timeout_s=timeout_s,
-            max_output_bytes=config.max_output_bytes,
+            max_output_bytes=_max_output_bytes(config, case),
         )
 
     def _status(self, case: Case, result: ExecResult) -> Status:
@@ -296,7 +296,7 @@ class CasesEvaluator:
             return "timed_out"
         if not result.ok:
             return "crashed"
-        if len(result.stdout) >= config.max_output_bytes:
+        if len(result.stdout) >= _max_output_bytes(config, case):
             return "too_much_output"
         if config.function is None:
             is_same = same_output(config.compare, case.output or "", result.stdout, config.tolerance)
@@ -334,3 +334,9 @@ def _record(case: Case, status: Status, result: ExecResult) -> dict[str, Any]:
 def _kept(text: str) -> str:
     left_out = len(text) - _MAX_KEPT_CHARS
     return text if left_out <= 0 else f"{text[:_MAX_KEPT_CHARS]}\n[{left_out} characters left out]"
+
+
+def _max_output_bytes(config: CasesConfig, case: Case) -> int:
+    """What is expected always fits, however it is spaced."""
+    wanted = (case.output or "") if config.function is None else json.dumps(case.result)
+    return max(config.max_output_bytes, 2 * len(wanted.encode()) + 4096)

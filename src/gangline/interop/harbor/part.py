@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
+from gangline.domain.errors import InvalidRequest
 from gangline.domain.session import Lease
 from gangline.domain.task import TaskRequest
 from gangline.server.parts import ServerPart
@@ -26,6 +27,8 @@ class HarborPart(ServerPart):
     async def lease(self, request: web.Request) -> web.Response:
         task = await read_record(request, TaskRequest, max_bytes=self.place.max_task_bytes)
         check_task(task)
+        if LABEL not in task.runtime.node_labels:
+            raise InvalidRequest(f"runtime.node_labels must name {LABEL}: otherwise nodes would run these sessions.")
         SUBJECT.set(task.task_id)
         service = self.place.service
         return answer(request, await service.store.run(service.store.lease_elsewhere, task, HOLDER, _AT_ONCE))

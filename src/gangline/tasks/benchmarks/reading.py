@@ -37,7 +37,7 @@ def read_benchmark(
         mapping=one.map,
         split=None,
         files=one.pattern(wanted.split) or None,
-        name=one.name,
+        name=one.name if wanted.split in (None, *one.splits[:1]) else f"{one.name}-{wanted.split}",
     )
     num = 0
     for found in read_source(path, how, check):

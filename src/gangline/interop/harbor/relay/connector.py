@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from gangline.domain.errors import GanglineError
+from gangline.domain.errors import Conflict, GanglineError
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import TaskView
 from gangline.interop.harbor.relay.api import HarborApi, HarborRollout
@@ -32,7 +32,9 @@ from gangline.interop.harbor.relay.groups import alike, ended_groups
 from gangline.interop.harbor.relay.protocol import API_VERSION
 from gangline.interop.harbor.relay.rollouts import RolloutBook
 from gangline.interop.harbor.relay.sessions import RolloutSessions
+from gangline.machine.durable import locked
 from gangline.machine.event_loop import call_all
+from gangline.machine.private import make_private_folder
 from gangline.wire.client.server import ServerClient
 
 log = logging.getLogger("gangline.harbor")
@@ -107,12 +109,19 @@ class Connector:
 
     async def _look_at(self, job_id: str) -> None:
         rollouts = await self._harbor.rollouts(job_id)
-        await self._end(rollouts)
         delivered = await asyncio.to_thread(self._book.delivered, job_id)
-        for group in ended_groups(rollouts, delivered):
-            await self._deliver(job_id, group)
+        works = [partial(self._end, rollout) for rollout in rollouts]
+        works += [partial(self._deliver, job_id, group) for group in ended_groups(rollouts, delivered)]
+        failure: GanglineError | None = None
+        for work in works:  # what fails is tried again, and holds up nothing else
+            try:
+                await work()
+            except GanglineError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
         if all(rollout.has_ended for rollout in rollouts):
-            await asyncio.to_thread(self._book.forget, job_id)
+            await asyncio.to_thread(self._book.forget, job_id, {rollout.id for rollout in rollouts})
 
     async def _look_forever(self) -> None:
         while True:
@@ -123,11 +132,10 @@ class Connector:
             self._on_change(self.seen)
             await asyncio.sleep(max(_LOOK_EVERY_S, 4 * (time.monotonic() - began_at)))
 
-    async def _end(self, rollouts: Sequence[HarborRollout]) -> None:
-        for about in rollouts:
-            rollout = self._book.find(about.id)
-            if rollout is not None and about.has_ended and not rollout.is_over:
-                await self._sessions.end(rollout, keep=not about.is_superseded)
+    async def _end(self, about: HarborRollout) -> None:
+        rollout = self._book.find(about.id)
+        if rollout is not None and about.has_ended and not rollout.is_over:
+            await self._sessions.end(rollout, keep=not about.is_superseded)
 
     async def _deliver(self, job_id: str, group: Sequence[HarborRollout]) -> None:
         whole = [await self._harbor.rollout(rollout.id) for rollout in group]
@@ -156,7 +164,22 @@ async def connector(
     on_change: Callable[[ConnectorState], None],
     on_delivered: Callable[[TaskView], None],
 ) -> AsyncGenerator[Connector]:
-    """A connector and its connections. Raises: StoreError."""
+    """A connector and its connections. Raises: StoreError, Conflict if another one works on the folder."""
+    await asyncio.to_thread(make_private_folder, spec.folder)
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(spec.folder / "lock"))
+        except BlockingIOError as error:
+            raise Conflict(
+                f"another connector works on {spec.folder}: stop it, or choose another --session."
+            ) from error
+        async with _connections(spec) as (harbor_http, node_http):
+            yield Connector(spec, client, harbor_http, node_http, on_change, on_delivered)
+
+
+@asynccontextmanager
+async def _connections(spec: ConnectorSpec) -> AsyncGenerator[tuple[aiohttp.ClientSession, aiohttp.ClientSession]]:
+    """To Harbor, and to nodes."""
     headers = {"Authorization": f"Bearer {spec.key}", "Harbor-API-Version": API_VERSION}
     jars: dict[str, Any] = {"cookie_jar": aiohttp.DummyCookieJar()}
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=30.0)
@@ -171,4 +194,4 @@ async def connector(
             **jars,
         ) as node_http,
     ):
-        yield Connector(spec, client, harbor_http, node_http, on_change, on_delivered)
+        yield harbor_http, node_http

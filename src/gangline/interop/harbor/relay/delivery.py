@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from gangline.domain.errors import Conflict, Failure, LeaseLost, NotFound
+from gangline.domain.errors import Conflict, Failure, LeaseLost, NotFound, ServerUnavailable
 from gangline.domain.session import Lease
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import TaskView
@@ -28,19 +29,31 @@ log = logging.getLogger("gangline.harbor")
 
 _MAX_ATTEMPTS = 100
 """A lease that expires during the delivery costs an attempt, and none was a run of the agent."""
+_LOST_AFTER_S = 600.0
+"""A node that restarts has its records again; until then the server knows nothing of them."""
 
 
 class GroupDelivery:
     """reward_name: the number that is the reward, if Harbor has several."""
 
     def __init__(
-        self, client: ServerClient, book: RolloutBook, template: TaskRequest, reward_name: str, *, pause_s: float = 1.0
+        self,
+        client: ServerClient,
+        book: RolloutBook,
+        template: TaskRequest,
+        reward_name: str,
+        *,
+        pause_s: float = 1.0,
+        lost_after_s: float = _LOST_AFTER_S,
     ) -> None:
         self._client = client
         self._book = book
         self._template = template
         self._reward_name = reward_name
         self._pause_s = pause_s
+        self._lost_after_s = lost_after_s
+        self._missing_since: dict[str, float] = {}
+        """Rollout -> when its records were first looked for in vain, by the monotonic clock."""
 
     async def deliver(self, group: Sequence[HarborRollout]) -> TaskView:
         """The ended task of a group. group: with locks and results. Idempotent.
@@ -87,12 +100,16 @@ class GroupDelivery:
             log.warning("harbor.lease_lost session=%s message=%s", lease.session_id, error)
 
     async def _recorded(self, rollout: HarborRollout) -> Recorded:
-        """What the node has of it."""
+        """What the node has of it. Raises: ServerUnavailable while its node may still come back."""
         known = self._book.find(rollout.id)
         if known is None or known.session is None:
             return None
         try:
             return await self._client.finalize(known.session.session_id, completions=True)
         except (NotFound, Conflict) as error:
+            since = self._missing_since.setdefault(rollout.id, time.monotonic())
+            if isinstance(error, NotFound) and time.monotonic() - since < self._lost_after_s:
+                message = f"no node has the records of rollout {rollout.id} yet: {error.message}"
+                raise ServerUnavailable(message) from error
             message = f"the node has lost the records of this rollout: {error.message}"
             return Failure(boundary="node", code="session_lost", message=message, retryable=False)

@@ -9,7 +9,7 @@ Laws
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -178,10 +178,10 @@ class RolloutBook:
         data = msgspec.json.encode(_KeptJob(delivered=tuple(sorted(known | rollout_ids))))
         await self._write(self._jobs / f"{job_id}.json", data)
 
-    def forget(self, job_id: str) -> None:
-        """Remove a job's rollouts; what was delivered is remembered. Blocking."""
+    def forget(self, job_id: str, rollout_ids: Collection[str]) -> None:
+        """Remove these rollouts of a job; what was delivered is remembered. Blocking."""
         for rollout in self:
-            if rollout.job_id == job_id:
+            if rollout.job_id == job_id and rollout.rollout_id in rollout_ids:
                 (self._folder / f"{rollout.rollout_id}.json").unlink(missing_ok=True)
                 del self._rollouts[rollout.rollout_id]
 

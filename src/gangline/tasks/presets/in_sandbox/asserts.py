@@ -1,7 +1,8 @@
 """Runs the tests of `tests.json` on the file `solution.py`, and writes `reward.json`: `python3 -I asserts.py`.
 
 A program of its own runs the solution and its tests in one process, as the benchmarks' own runners do. It passes only
-if it hands back a random word after the last test: a solution that ends the process has not passed.
+if it hands back a random word after the last test, so a solution that merely ends the process has not passed. One that
+looks for the word, or returns objects that equal everything, can pass, as with the benchmarks' own runners.
 """
 
 import contextlib
