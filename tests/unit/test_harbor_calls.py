@@ -146,6 +146,6 @@ async def test_what_is_remembered_is_private_and_what_was_delivered_stays(tmp_pa
     assert [found.ask("digest", "other", own_key=None, new_key=new).asked.key for new in "ab"] == [lost.asked.key, "b"]
     await again.add_delivered("j1", frozenset({"r1"}))
     await again.add_delivered("j1", frozenset({"r2"}))
-    again.forget("j1")
+    again.forget("j1", {one.rollout_id for one in again})
     assert RolloutBook(tmp_path / "book").jobs() == []
     assert RolloutBook(tmp_path / "book").delivered("j1") == {"r1", "r2"}
