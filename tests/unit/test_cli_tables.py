@@ -233,7 +233,7 @@ PRINTED: dict[str, Print] = {
 NO_TABLE = {
     *("init", "up", "down", "cancel", "open", "logs", "export", "fork", "vet", "engine", "server", "node"),
     *("cluster", "serve", "serve-agent", "tasks show", "tasks from", "preset show", "preset tasks", "image build"),
-    *("image prune", "harness install", "harbor connect"),
+    *("image prune", "image prefetch", "harness install", "harbor connect"),
 }
 """Commands that print lines."""
 SAME_TABLE = {

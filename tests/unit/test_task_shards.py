@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from gangline.cli.main import build_app
+from gangline.cli.tasks.files import read_tasks
 from gangline.cli.tasks.shards import of_shard
 from gangline.cli.tasks.submit import _in_turn  # pyright: ignore[reportPrivateUsage]
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.views import Submitted
-from gangline.tasks.commands.evals.evaluate import _spec  # pyright: ignore[reportPrivateUsage]
+from gangline.tasks.commands.evals.evaluate import _name_of, _spec  # pyright: ignore[reportPrivateUsage]
 
 
 @given(st.integers(1, 40).flatmap(lambda tasks: st.tuples(st.just(tasks), st.integers(1, tasks))))
@@ -57,10 +58,9 @@ def test_submit_takes_its_shard_of_the_file(tmp_path: Path) -> None:
 
 def test_an_evaluations_shards_keep_the_names_of_the_whole_file_and_do_not_share_a_folder(tmp_path: Path) -> None:
     path = str(tasks_at(tmp_path / "some.json", 5))
-    whole, second = (_spec(path, None, 1, ("shell",), None, shard) for shard in (None, "2/3"))
+    whole, second = (_spec(path, read_tasks(path), 1, ("shell",), None, shard) for shard in (None, "2/3"))
     assert second.names == (whole.names[1], whole.names[4])
-    assert (whole.name, second.name) == ("some", "some-2-of-3")
-    assert _spec(path, "mine", 1, (), None, "2/3").name == "mine"
+    assert [_name_of(path, None, None, shard) for shard in (None, "2/3")] == ["some", "some-2-of-3"]
 
 
 class Service:

@@ -116,6 +116,7 @@ class SyncNodeClient(_SyncSessions):
     sessions = _awaited(NodeClient.sessions)
     session = _awaited(NodeClient.session)
     recorded_calls = _awaited(NodeClient.recorded_calls)
+    prefetch = _awaited(NodeClient.prefetch)
     gate = _awaited(NodeClient.gate)
     pause = _awaited(NodeClient.pause)
     resume = _awaited(NodeClient.resume)

@@ -123,10 +123,8 @@ def evaluate(
     server_url = None if given or html is None else find_service(data, server).server_url
     _write(report, folder, markdown, html, server_url)
     _write_predictions(predictions, spec.name, folder)
-    _show(report, as_json=as_json)
-    if not as_json:
-        where = "On the page, while a service runs" if given else "On the page"
-        console().print(f"{where}: {open_command(f'evaluations/{report.evaluation_id}', data, server)}", markup=False)
+    where = "On the page, while a service runs" if given else "On the page"
+    _show(report, f"{where}: {open_command(f'evaluations/{report.evaluation_id}', data, server)}", as_json=as_json)
     if not report.whole.num_counted:
         raise typer.Exit(Exit.FAILED)
 
@@ -314,7 +312,7 @@ def _write_predictions(path: Path | None, model: str, folder: Path) -> None:
     path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 
 
-def _show(report: Report, *, as_json: bool) -> None:
+def _show(report: Report, last_line: str = "", *, as_json: bool) -> None:
     if report.num_left:
         notes().print(f"The budget is used up: {report.num_left} tasks were not run. Start it again to continue.")
     if as_json:
@@ -324,14 +322,15 @@ def _show(report: Report, *, as_json: bool) -> None:
     for rows in figures(report):
         out.print(as_table(rows), "")
     below = [line for line in report.lines if not line.always_passes(report.bar)]
-    if not below:
-        return
-    out.print(as_table(tasks_rows(below[:_SHOWN_TASKS])), "")
-    if len(below) > _SHOWN_TASKS:
-        out.print(
-            f"... and {len(below) - _SHOWN_TASKS} more tasks with such a session: --html FILE and --json have all"
-        )
-    out.print(f"See a session: gangline show {below[0].worst.session_id}", markup=False)
+    if below:
+        out.print(as_table(tasks_rows(below[:_SHOWN_TASKS])), "")
+        if len(below) > _SHOWN_TASKS:
+            out.print(
+                f"... and {len(below) - _SHOWN_TASKS} more tasks with such a session: --html FILE and --json have all"
+            )
+        out.print(f"See a session: gangline show {below[0].worst.session_id}", markup=False)
+    if last_line:
+        out.print(last_line, markup=False)
 
 
 def register(app: typer.Typer) -> None:
