@@ -23,7 +23,7 @@ def test_the_list_tells_programs_and_their_versions(tmp_path: Path) -> None:
         "takes": ["mcp_servers", "skills"],
     }
     assert [name for name, line in lines.items() if not line["needs_tools"]] == [
-        *("aider", "handler", "mini_swe_agent", "shell", "terminus"),
+        *("aider", "handler", "harbor", "mini_swe_agent", "shell", "terminus"),
     ]
     assert lines["shell"]["package"] is None
 
