@@ -23,6 +23,7 @@ from gangline.serving.scripted.server import scripted_server
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 from gangline.wire.client.server import ServerClient
 from support.node.node import RunningNode, running_node
+from support.service.cli_process import gangline
 from support.service.running import FakeNode, any_plugin, request
 
 TOKEN = "control-token"
@@ -88,6 +89,12 @@ async def test_tokens_of_a_model_that_nobody_knows_have_their_texts(
     assert text_of(dict(texts), ids) == TinyTokenizer().decode(ids)
     (texts,) = (await known_texts(session, None, None, "http://127.0.0.1:9")).values()
     assert not texts
+
+    env = {"GANGLINE_TOKEN": TOKEN, "COLUMNS": "200"}
+    command = ("show", result.session_id, "--tokens", "--server", control.url)
+    shown = await asyncio.to_thread(gangline, *command, env=env)
+    assert shown.returncode == 0, shown.stderr
+    assert SAID[-7:] in shown.stdout
 
 
 async def test_an_id_has_the_text_of_its_own_calls_model(control: ServerClient, tmp_path: Path) -> None:

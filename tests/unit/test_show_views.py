@@ -19,6 +19,7 @@ from gangline.domain.errors import InvalidRequest
 from gangline.domain.tokens import token_ids
 from gangline.domain.trajectory import Trace
 from gangline.domain.usage import SessionUsage, Usage, unmeasured
+from gangline.server.web.tokens import tokenizer_of
 from support.strategies import session_result
 
 
@@ -123,7 +124,7 @@ def test_a_splice_is_told() -> None:
 
 
 def test_tokens_are_told_apart_by_kind_and_turn() -> None:
-    view = tokens_view(traces()[0], None)
+    view = tokens_view(traces()[0], lambda _: None)
     assert view.plain.split() == [
         "1",
         "4",
@@ -155,7 +156,7 @@ def test_tokens_are_shown_as_text_where_there_is_a_tokenizer() -> None:
 
 def test_a_long_prompt_is_shortened_in_its_middle() -> None:
     trace = msgspec.structs.replace(traces()[0], prompt_ids=token_ids(range(1000)))
-    shown = tokens_view(trace, None).plain
+    shown = tokens_view(trace, lambda _: None).plain
     assert "47  … 872 ids … 920" in shown
     prompt = next(runs_of(trace))
     assert elided(prompt, head=3, tail=2) == (3, 998)
@@ -172,13 +173,13 @@ def test_a_task_shows_a_line_for_each_session() -> None:
 
 
 def test_a_picture_is_drawn_of_every_kind_of_turn(tmp_path: Path) -> None:
-    path = draw_trajectory(
-        session_result(on_divergence="splice"), tmp_path / "deep" / "a.png", text_of=lambda _: "日$x$"
-    )
+    session = session_result(on_divergence="splice")
+    texts = {tokenizer_of(call): {10: "日$x$".encode(), 11: b"\xe6"} for call in session.completions}
+    path = draw_trajectory(session, tmp_path / "deep" / "a.png", texts)
     assert path.read_bytes().startswith(b"\x89PNG")
     assert path.stat().st_size > 10_000
 
 
 def test_a_session_without_traces_cannot_be_drawn(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="no trace to draw"):
-        draw_trajectory(session_result(trajectory=None), tmp_path / "a.png")
+        draw_trajectory(session_result(trajectory=None), tmp_path / "a.png", {})

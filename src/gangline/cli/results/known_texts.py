@@ -1,24 +1,37 @@
-"""The bytes of a session's token ids, for a page that is saved as a file."""
+"""The bytes of a session's token ids, for the terminal, a picture, and a page that is saved as a file."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import ChainMap
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gangline.domain.errors import GanglineError
+from gangline.domain.errors import GanglineError, InvalidRequest
 from gangline.server.web.columns import COLUMNS, decode_columns
 from gangline.server.web.decoding import Decode, TokenDecoder, decode_of
 from gangline.server.web.tokens import TokenBytes, arrays_of, recorded_texts, texts_in, tokenizer_of
+from gangline.settings.installation import extra_command
 from gangline.wire.client.running import find_service
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from gangline.domain.completion import Completion
+    from gangline.domain.trajectory import Trace
     from gangline.server.web.outline import OpenedSession
 
+TextOf = Callable[[int], str | None]
+"""Text of a token id; None if it is not known."""
+
 _AT_ONCE = 256
+
+
+def text_of(trace: Trace, calls: Sequence[Completion], known: Mapping[str, TokenBytes]) -> TextOf:
+    """Texts of a trace's ids. calls: those of its session; known: by their tokenizers."""
+    (first,) = (call for call in calls if call.completion_id == trace.spans[0].completion_id)
+    texts = known.get(tokenizer_of(first), {})
+    return lambda token_id: texts[token_id].decode(errors="replace") if token_id in texts else None
 
 
 async def known_texts(
@@ -27,7 +40,7 @@ async def known_texts(
     """By tokenizer (`tokenizer_of`): decoded by the model's if it is known, else by an engine of the running service,
     else as the engine reported them.
 
-    named: the tokenizer of the first call. Raises: NotFound when it is unavailable.
+    named: the tokenizer of the first call. Raises: NotFound, InvalidRequest when it is unavailable.
     """
     found: dict[str, TokenBytes] = {}
     for tokenizer in dict.fromkeys(map(tokenizer_of, session.calls)):
@@ -45,10 +58,14 @@ async def known_texts(
 
 
 def _decode_by(name: str) -> Decode:
-    """Raises: NotFound."""
-    from gangline.models.language.tokenizer import load_tokenizer
+    """Raises: NotFound, InvalidRequest."""
+    try:
+        from gangline.models.language.tokenizer import load_tokenizer
 
-    tokenizer = load_tokenizer(name)
+        tokenizer = load_tokenizer(name)
+    except ImportError as error:
+        why = f"--tokenizer needs the Python package {error.name!r}: {extra_command('tokenizer')}"
+        raise InvalidRequest(why) from error
 
     async def decode(ids: Sequence[int]) -> str:
         return tokenizer.decode(ids)

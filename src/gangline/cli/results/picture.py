@@ -10,18 +10,21 @@ context above it. Long runs are shortened in their middle.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gangline.cli.results.token_runs import Run, TextOf, elided, find_text_of, runs_of, standing
+from gangline.cli.results.known_texts import text_of
+from gangline.cli.results.token_runs import Run, elided, runs_of, standing
 from gangline.domain.errors import InvalidRequest
 from gangline.settings.installation import extra_command
 
 if TYPE_CHECKING:
+    from gangline.cli.results.known_texts import TextOf
     from gangline.domain.session import SessionResult
     from gangline.domain.trajectory import Trace
+    from gangline.server.web.tokens import TokenBytes
 
 _LINE_CHARS = 150
 _CELL_HEIGHT = 1.05
@@ -41,8 +44,8 @@ class _Box:
     is_gap: bool = False
 
 
-def draw_trajectory(result: SessionResult, path: Path, *, text_of: TextOf | None = None) -> Path:
-    """Write one PNG. text_of: token id -> label; None uses a known model's tokenizer, or else the ids.
+def draw_trajectory(result: SessionResult, path: Path, known: Mapping[str, TokenBytes]) -> Path:
+    """Write one PNG. known: texts of ids by tokenizer; other ids are shown as numbers.
 
     Raises: InvalidRequest when the session has no trace, or the extra `plot` is not installed.
     """
@@ -53,9 +56,9 @@ def draw_trajectory(result: SessionResult, path: Path, *, text_of: TextOf | None
         from matplotlib.figure import Figure
     except ImportError as error:
         raise InvalidRequest(f"A picture needs matplotlib, which is not installed: {extra_command('plot')}") from error
-    text_of = text_of or find_text_of(None, result)
     traces = result.trajectory.traces
-    blocks = [(trace, list(_lines(trace, text_of))) for trace in traces[:_MAX_TRACES]]
+    shown = traces[:_MAX_TRACES]
+    blocks = [(trace, list(_lines(trace, text_of(trace, result.completions, known)))) for trace in shown]
     num_rows = sum(sum(map(_height, lines)) + 1.9 for _, lines in blocks) + 4.2
     figure: Any = Figure(figsize=(13.5, 0.19 * num_rows), dpi=150)
     axes: Any = figure.add_axes((0.015, 0.0, 0.97, 1.0))
@@ -73,7 +76,7 @@ def draw_trajectory(result: SessionResult, path: Path, *, text_of: TextOf | None
     return path
 
 
-def _boxes(trace: Trace, text_of: TextOf | None) -> Iterator[_Box]:
+def _boxes(trace: Trace, known: TextOf) -> Iterator[_Box]:
     for run in runs_of(trace):
         sampled = run.kind == "sampled"
         start, end = elided(run, head=_SAMPLED_HEAD if sampled else _HEAD, tail=_SAMPLED_TAIL if sampled else _TAIL)
@@ -82,20 +85,22 @@ def _boxes(trace: Trace, text_of: TextOf | None) -> Iterator[_Box]:
                 yield _Box(f"… {end - start} more …", run, is_gap=True)
             if not start <= index < end:
                 logprob = None if run.logprobs is None else run.logprobs[index]
-                yield _Box(_label(token_id, text_of), run, logprob, opens_turn=sampled and index == 0)
+                yield _Box(_label(token_id, known), run, logprob, opens_turn=sampled and index == 0)
 
 
-def _label(token_id: int, text_of: TextOf | None) -> str:
-    text = str(token_id) if text_of is None else text_of(token_id)
+def _label(token_id: int, known: TextOf) -> str:
+    text = known(token_id)
+    if text is None:
+        return str(token_id)
     shown = "".join("↵" if char == "\n" else char if char.isprintable() else "·" for char in text)
     return shown or "·"
 
 
-def _lines(trace: Trace, text_of: TextOf | None) -> Iterator[list[tuple[float, _Box]]]:
+def _lines(trace: Trace, known: TextOf) -> Iterator[list[tuple[float, _Box]]]:
     """Boxes with their left edges, broken into lines. Each turn begins a new line."""
     line: list[tuple[float, _Box]] = []
     x = 0.0
-    for box in _boxes(trace, text_of):
+    for box in _boxes(trace, known):
         if line and (box.opens_turn or x + _width(box) > _LINE_CHARS):
             yield line
             line, x = [], 0.0

@@ -17,7 +17,7 @@ from rich.console import Group, RenderableType
 from rich.style import Style
 from rich.text import Text
 
-from gangline.cli.results.token_runs import Run, TextOf, elided, runs_of, standing
+from gangline.cli.results.token_runs import Run, elided, runs_of, standing
 from gangline.cli.terminal.output import printable, printable_lines
 from gangline.cli.terminal.tables import Column, FactTable, numbers, prose
 from gangline.cli.terminal.views import causes_view, coloured
@@ -27,6 +27,7 @@ from gangline.domain.unshown import unshown_lines
 from gangline.rows.forks.calls import LINEAGE_FILE, RESUME_FILE, ForkLineage
 
 if TYPE_CHECKING:
+    from gangline.cli.results.known_texts import TextOf
     from gangline.domain.completion import Lineage
     from gangline.domain.conversation import Message, Part
     from gangline.domain.session import SessionResult
@@ -301,7 +302,7 @@ def token_legend() -> Text:
     )
 
 
-def tokens_view(trace: Trace, text_of: TextOf | None) -> Text:
+def tokens_view(trace: Trace, text_of: TextOf) -> Text:
     """Every token as text or id: context grey, sampled tokens shaded by log-prob, `┃` before each turn."""
     out = Text()
     for run in runs_of(trace):
@@ -312,7 +313,7 @@ def tokens_view(trace: Trace, text_of: TextOf | None) -> Text:
     return out
 
 
-def _pieces(run: Run, text_of: TextOf | None) -> Iterator[tuple[str, Style]]:
+def _pieces(run: Run, text_of: TextOf) -> Iterator[tuple[str, Style]]:
     start, end = elided(run, head=_HEAD, tail=_TAIL)
     for index, token_id in enumerate(run.ids):
         if index == start and end > start:
@@ -321,10 +322,10 @@ def _pieces(run: Run, text_of: TextOf | None) -> Iterator[tuple[str, Style]]:
             yield _label(token_id, text_of), _style(run, index)
 
 
-def _label(token_id: int, text_of: TextOf | None) -> str:
-    if text_of is None:
-        return f"{token_id} "
+def _label(token_id: int, text_of: TextOf) -> str:
     text = text_of(token_id)
+    if text is None:
+        return f"{token_id} "
     shown = "".join(char if char.isprintable() else "↵\n" if char == "\n" else "·" for char in text)
     return shown or "·"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +16,8 @@ from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, c
 if TYPE_CHECKING:
     from gangline.domain.session import SessionResult
     from gangline.domain.trajectory import Trace
+    from gangline.server.web.outline import OpenedSession
+    from gangline.server.web.tokens import TokenBytes
 
 
 def show(
@@ -28,8 +30,8 @@ def show(
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="Tokenizer: smollm2, a folder, or a Hugging Face name. Default: the model's if it is known, else only "
-            "ids; for --html also the running engine's."
+            help="Tokenizer: smollm2, a folder, or a Hugging Face name. Default: the model's if it is known, else that "
+            "of an engine of the running service; without one only ids are shown."
         ),
     ] = None,
     picture: Annotated[
@@ -58,6 +60,14 @@ def show(
         session = None
     if session is None and (tokens or trace is not None or picture is not None or html is not None):
         raise InvalidRequest(f"{name} is a task; name one of its sessions: {_names(results)}.")
+    known = None
+    if session is not None and (tokens or html is not None or picture is not None):
+        from gangline.cli.results.known_texts import known_texts
+        from gangline.server.web.outline import open_session
+
+        opened = open_session(session)
+        known = run(known_texts(opened, tokenizer, data, server))
+        _save(opened, session, known, html, picture)
     if as_json:
         _write_json(results if session is None else session)
     elif session is None:
@@ -65,24 +75,24 @@ def show(
 
         console().print(task_view(results))
     else:
-        _show_session(session, tokens, trace, tokenizer, full=full)
-    if html is not None and session is not None:
-        _save_page(session, html, tokenizer, data, server)
-    if picture is not None and session is not None:
+        _show_session(session, _chosen(session, trace), known if tokens else None, full=full)
+
+
+def _save(
+    opened: OpenedSession,
+    result: SessionResult,
+    known: Mapping[str, TokenBytes],
+    html: Path | None,
+    picture: Path | None,
+) -> None:
+    if html is not None:
+        from gangline.server.web.saved import saved_page
+
+        html.write_bytes(saved_page(opened, known))
+    if picture is not None:
         from gangline.cli.results.picture import draw_trajectory
-        from gangline.cli.results.token_runs import find_text_of
 
-        draw_trajectory(session, picture, text_of=find_text_of(tokenizer, session))
-
-
-def _save_page(result: SessionResult, path: Path, tokenizer: str | None, data: Path | None, server: str | None) -> None:
-    """Raises: OSError; NotFound when the named tokenizer is unavailable."""
-    from gangline.cli.results.known_texts import known_texts
-    from gangline.server.web.outline import open_session
-    from gangline.server.web.saved import saved_page
-
-    session = open_session(result)
-    path.write_bytes(saved_page(session, run(known_texts(session, tokenizer, data, server))))
+        draw_trajectory(result, picture, known)
 
 
 def _names(results: Iterator[SessionResult]) -> str:
@@ -114,22 +124,22 @@ def _as_json(result: SessionResult) -> bytes:
 
 
 def _show_session(
-    result: SessionResult, tokens: bool, number: int | None, tokenizer: str | None, *, full: bool
+    result: SessionResult, chosen: list[tuple[int, Trace]], known: Mapping[str, TokenBytes] | None, *, full: bool
 ) -> None:
+    """known: texts of ids by tokenizer, if tokens are shown."""
     from gangline.cli.results.session_view import session_view, token_legend, tokens_view, trace_view
-    from gangline.cli.results.token_runs import find_text_of
 
-    chosen = _chosen(result, number)
-    text_of = find_text_of(tokenizer, result) if tokens else None
     lineages = {completion.completion_id: completion.lineage for completion in result.completions}
     out = console()
     out.print(session_view(result))
     for index, trace in chosen:
         out.print()
         out.print(trace_view(trace, index, lineages, full=full))
-        if tokens:
-            out.print(tokens_view(trace, text_of), soft_wrap=False)
-    if tokens and chosen:
+        if known is not None:
+            from gangline.cli.results.known_texts import text_of
+
+            out.print(tokens_view(trace, text_of(trace, result.completions, known)), soft_wrap=False)
+    if known is not None and chosen:
         out.print()
         out.print(token_legend())
 

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from gangline.settings.installation import extra_command
-
 if TYPE_CHECKING:
-    from gangline.domain.session import SessionResult
     from gangline.domain.trajectory import Trace
-
-TextOf = Callable[[int], str]
-"""Text of one token id."""
-
-_KNOWN_MODELS = ("smollm2",)
 
 _FROM: dict[str, str] = {
     "sibling": "the prompt of {origin} again",
@@ -85,31 +77,3 @@ def _beginning(trace: Trace) -> str:
         where = "" if first.first_divergence is None else f" at id {first.first_divergence}"
         return f"split from {trace.parent_trace_id}{where}: {first.cause or 'unknown'}"
     return f"branches off {trace.parent_trace_id} with its context unchanged"
-
-
-def find_text_of(name: str | None, result: SessionResult) -> TextOf | None:
-    """Decodes with the named tokenizer or, without a name, with the one of the session's model if known; else None.
-
-    Raises: NotFound, InvalidRequest when the named tokenizer is unavailable.
-    """
-    from gangline.domain.errors import GanglineError, InvalidRequest
-
-    models = {completion.model for completion in result.completions}
-    wanted = name or next((model for model in _KNOWN_MODELS if model in models), None)
-    if wanted is None:
-        return None
-    try:
-        from gangline.models.language.tokenizer import load_tokenizer
-
-        tokenizer = load_tokenizer(wanted)
-    except ImportError as error:
-        if name is None:
-            return None
-        raise InvalidRequest(
-            f"--tokenizer needs the Python package {error.name!r}: {extra_command('tokenizer')}"
-        ) from error
-    except GanglineError:
-        if name is None:
-            return None
-        raise
-    return lambda token_id: tokenizer.decode([token_id])

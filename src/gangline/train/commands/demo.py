@@ -295,8 +295,10 @@ def _progress(views: list[TaskView]) -> FactTable:
 def _report(plan: Plan, name: str, ran: _Ran) -> Report:
     """Audit the rows with the model and write the rows and the picture."""
     from gangline.cli.results.audit import audit_results
+    from gangline.cli.results.known_texts import known_texts
     from gangline.cli.results.picture import draw_trajectory
     from gangline.rows.export import export_rows
+    from gangline.server.web.outline import open_session
 
     results, wall_s, backend = ran
     if not any(result.completions for result in results):
@@ -309,7 +311,7 @@ def _report(plan: Plan, name: str, ran: _Ran) -> Report:
     make_private_folder(picture.parent)
     rows = export_rows(results, picture.parent, name=name, format="parquet")
     best = max(results, key=lambda result: (result.reward or 0.0, len(result.completions)))
-    draw_trajectory(best, picture)
+    draw_trajectory(best, picture, asyncio.run(known_texts(open_session(best), None, plan.data_dir, None)))
     close_files(picture.parent)
     return Report(
         sessions=lines,
