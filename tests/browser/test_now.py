@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,9 +10,12 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from gangline.domain.errors import Failure
+from gangline.domain.placement import Offer
+from gangline.domain.views import PULLING
+from gangline.server.run import serving
 from gangline.wire.client.server import ServerClient
 from support.page.browser import Visit, signed_in
-from support.service.running import FakeNode, request
+from support.service.running import FakeNode, any_plugin, beat, request
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -45,6 +49,24 @@ async def test_what_happens_is_seen_without_loading_again(visit: Visit, control:
     await FakeNode(control).finish(await FakeNode(control).lease())
     await expect(row).to_contain_text("ended")
     await expect(row).not_to_contain_text("open")
+
+
+async def test_why_a_session_does_not_start_is_said(browser: Browser, tmp_path: Path) -> None:
+    async with (
+        serving(data_dir=tmp_path, control_token="token", check_task=any_plugin) as server,
+        ServerClient(server.url, "token") as control,
+        signed_in(browser, control) as visit,
+    ):
+        offer = Offer(runtimes=("docker",), pulls=("docker",))
+        await control.heartbeat(msgspec.structs.replace(beat([]), offer=offer))
+        await control.submit(request("pulled", num_samples=1, runtime={"backend": "docker", "image": "debian:12"}))
+        await control.submit(request("nowhere", num_samples=1, runtime={"backend": "podman"}))
+        starting = msgspec.structs.replace(beat(await FakeNode(control).lease(), stage="init"), offer=offer)
+        metrics = {f"{PULLING}docker.io/library/debian:12": 1.0}
+        await control.heartbeat(msgspec.structs.replace(starting, metrics=metrics))
+        waiting = visit.page.get_by_role("region", name="Waiting for long").get_by_role("row")
+        await expect(waiting.filter(has_text="pulled.0")).to_contain_text("waiting for image debian:12, pulled by n1")
+        await expect(waiting.filter(has_text="nowhere.0")).to_contain_text("lacks runtime `podman`")
 
 
 async def test_several_pages_share_one_stream(browser: Browser, control: ServerClient) -> None:

@@ -67,6 +67,8 @@ function newSessions({ task_id, num_samples, created_at }) {
       stage_at: null,
       ended_at: null,
       ready_at: null,
+      unplaced: null,
+      waits_for: null,
     };
   });
 }

@@ -2,6 +2,7 @@
 
 /** @typedef {import("./types").SessionView} SessionView */
 
+const LONG_WITH_REASON_S = 5;
 const LONG_QUEUED_S = 60;
 const LONG_IN_STAGE_S = 600;
 const SILENT_NODE_S = 20;
@@ -22,6 +23,8 @@ export function waitingSessions(sessions, status) {
       if (session.ready_at !== null && session.ready_at > status.at) {
         const after = session.failure === null ? "a fault" : `${session.failure.boundary}: ${session.failure.message}`;
         found.push({ session, since_s, why: `rests for ${Math.ceil(session.ready_at - status.at)} s after ${after}` });
+      } else if (session.unplaced !== null) {
+        if (since_s > LONG_WITH_REASON_S) found.push({ session, since_s, why: session.unplaced });
       } else if (since_s > LONG_QUEUED_S) {
         found.push({ session, since_s, why: queuedBecause(status, hasRoom) });
       }
@@ -32,6 +35,8 @@ export function waitingSessions(sessions, status) {
       if (silent > SILENT_NODE_S) {
         const heard = Number.isFinite(silent) ? `was not heard for ${Math.round(silent)} s` : "is not known any more";
         found.push({ session, since_s, why: `its node ${session.node_id} ${heard}` });
+      } else if (session.stage === "init" && session.waits_for !== null) {
+        if (since_s > LONG_WITH_REASON_S) found.push({ session, since_s, why: session.waits_for });
       } else if (since_s > LONG_IN_STAGE_S) {
         found.push({ session, since_s, why: inStageBecause(session, node) });
       }

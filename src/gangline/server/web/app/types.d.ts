@@ -167,6 +167,8 @@ export interface SessionView {
   stage_at: number | null;
   ended_at: number | null;
   ready_at: number | null;
+  unplaced: string | null;
+  waits_for: string | null;
 }
 
 export interface TaskSummary {
