@@ -87,7 +87,10 @@ async def test_layers_that_images_share_have_one_name(container_runtime: str, de
     base, derived, held = await store.layers(IMAGE), await store.layers(derived_image), await store.find(IMAGE)
     assert held is not None
     assert base.items() < derived.items()
-    assert sum(base.values()) == pytest.approx(held.size_bytes, rel=0.05)
+    # Once a container of it has run, rootless podman keeps and counts a copy of the top layer with the user's ids.
+    copied = [*base.values()][-1]
+    sizes = [held.size_bytes, held.size_bytes - copied]
+    assert any(sum(base.values()) == pytest.approx(size, rel=0.05) for size in sizes)
 
 
 @pytest.mark.parametrize(
