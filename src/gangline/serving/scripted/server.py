@@ -95,7 +95,7 @@ def create_scripted_app(
 def open_tokenizer(name: str) -> ChatTokenizer:
     if name == "tiny":
         return TinyTokenizer()
-    # Imports transformers, and so torch: seconds that the built-in tokenizer does not need.
+    # Imports transformers: half a second that the built-in tokenizer does not need.
     from gangline.models.language.tokenizer import load_tokenizer  # noqa: PLC0415
 
     return load_tokenizer(name)
