@@ -39,7 +39,7 @@ def settings() -> str:
 
 def _line(leaf: Leaf) -> str:
     names = [*_options(leaf), *(f"`{name}`" for name in _variables(leaf))]
-    meaning = " ".join((leaf.field.description or "").split())
+    meaning = leaf.about
     default = _default(leaf)
     shown = f" Default: {default}." if default and "Default:" not in meaning else ""
     bracketed = f" ({', '.join(names)})" if names else ""

@@ -10,9 +10,12 @@ def main() -> None:
     may swallow a KeyboardInterrupt: a Ctrl-C then just ends the process. Once the command has ended, one comes too
     late: Python's own shutdown would answer it with a traceback."""
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    gc.disable()  # what is imported stays, and would be looked through for garbage again and again
     from gangline.cli.main import load  # noqa: PLC0415 - after the line above
 
     run = load(sys.argv[1:])
+    gc.freeze()
+    gc.enable()
     _signal.signal(_signal.SIGINT, _signal.default_int_handler)
     try:
         run()

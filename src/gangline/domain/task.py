@@ -47,7 +47,7 @@ MAX_SAMPLES = 4096
 
 class _Spec(BaseModel):
     # JSON has no infinite number: it would be stored as null.
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 def decoded(content: str, encoding: TextEncoding) -> bytes:
@@ -378,7 +378,7 @@ class CaptureSpec(_Spec):
 class BuilderSpec(BaseModel):
     """How completions become traces. Other fields belong to the strategy, which checks them."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="allow")
 
     strategy: str = "prefix_merging"
 

@@ -12,7 +12,7 @@ CheckStatus = Literal["passed", "failed", "not_checked"]
 
 
 class _Spec(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class TaskVerdict(_Spec):

@@ -17,7 +17,7 @@ _END_OF_THOUGHT = "</think>"
 class AnswerSource(BaseModel):
     """Fields of evaluators that read one text."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: Literal["stdout", "file", "last_message"] = "last_message"
     """The agent's standard output, a file it left in its runtime, or the model's last answer."""

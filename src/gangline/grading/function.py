@@ -31,7 +31,7 @@ from gangline.settings import plugins
 class FunctionConfig(BaseModel):
     """Configuration of evaluator `function`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     function: str = Field(min_length=1, max_length=300)
     """Name of an entry point of the group `gangline.rewards`, or `module:function` on the node's list."""

@@ -15,7 +15,7 @@ from gangline.domain.sandbox import Sandbox
 class SessionCompletedConfig(BaseModel):
     """Configuration of evaluator `session_completed`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     completed: FiniteFloat = 1.0
     """Reward for outcome `completed`."""

@@ -71,7 +71,7 @@ git ls-files -z --deleted -- "$@" | xargs -0 -r git checkout -q "$base" --
 class SweBenchConfig(BaseModel):
     """Configuration of evaluator `swe_bench`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     repo_dir: str = Field(default=".", min_length=1)
     """Folder of the repository, relative to the working folder or absolute inside the runtime."""

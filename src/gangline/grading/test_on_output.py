@@ -22,7 +22,7 @@ _MAX_SHOWN_CHARS = 500
 class Check(BaseModel):
     """One condition on the output."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["equals", "contains", "regex", "answer"]
     """`regex` matches anywhere (Python's syntax); anchor it with `\\A` and `\\Z` to match the whole. `answer` accepts

@@ -40,7 +40,7 @@ def built(builder: Builder, completions: Iterable[Completion], *, session_id: st
 class BuilderConfig(BaseModel):
     """Options of every builder."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     strict: bool = False
     """Raise if a certificate's claims contradict the ids; otherwise the chain splits, or the turn is masked with a

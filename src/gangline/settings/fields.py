@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from gangline.domain.described import descriptions
+
 TABLES = ("server", "node", "cluster", "up")
 """Tables of gangline.toml. The machine's own settings are above them."""
 
@@ -38,8 +40,14 @@ class Leaf(NamedTuple):
     table: str
     """Empty for the machine's settings."""
     name: str
+    model: type[BaseModel]
     field: FieldInfo
     setting: Setting
+
+    @property
+    def about(self) -> str:
+        """Its docstring, on one line."""
+        return " ".join(descriptions(self.model).get(self.name, "").split())
 
     @property
     def key(self) -> str:
@@ -112,7 +120,7 @@ class Leaf(NamedTuple):
 def leaves_of(models: Mapping[str, type[BaseModel]]) -> dict[str, Leaf]:
     """Settings by key. models: by table, "" for the machine's settings."""
     found = [
-        Leaf(table, name, field, next((one for one in field.metadata if isinstance(one, Setting)), Setting()))
+        Leaf(table, name, model, field, next((one for one in field.metadata if isinstance(one, Setting)), Setting()))
         for table, model in models.items()
         for name, field in model.model_fields.items()
     ]

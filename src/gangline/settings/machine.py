@@ -34,7 +34,7 @@ def _are_different(gpus: tuple[str, ...]) -> tuple[str, ...]:
 class Settings(BaseModel):
     """Settings for all commands. Each has a usable default."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     data_dir: Annotated[_Folder, Setting(option="--data", env=("GANGLINE_DATA",))] = Path(".gangline")
     """Data folder: database, journals, results, logs."""

@@ -27,7 +27,7 @@ SourceT = TypeVar("SourceT", "SearchSource", "McpSource")
 class CallLimits(BaseModel):
     """Limits of one model call. Each is set by its name in `--call-limits`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_body_bytes: int = Field(default=8 << 20, ge=1024)
     """Bytes of a body, decompressed."""
@@ -45,7 +45,7 @@ class CallLimits(BaseModel):
 class RoleEngines(BaseModel):
     """Engines that answer the calls of one role, all with the same model."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     urls: tuple[Annotated[str, Field(pattern=r"^https?://[^\s/]+")], ...] = Field(min_length=1)
     kind: str = "auto"
@@ -175,7 +175,7 @@ def _are_no_policy(engines: dict[str, _JsonTable]) -> dict[str, _JsonTable]:
 class NodeSettings(BaseModel):
     """Settings of `gangline node`, in the table [node]."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     engines: Annotated[tuple[str, ...], Setting(option="--engine", words=True)] = ()
     """URLs of inference engines; the option is repeatable."""

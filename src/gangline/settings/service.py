@@ -18,7 +18,7 @@ from gangline.settings.sources import DEFAULT, Origin, Sources
 
 FROM_STDIN = "--settings-from-stdin"
 """Option of a child process that reads `write_tables` from its stdin."""
-_STRICT = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+_STRICT = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ServerSettings(BaseModel):

@@ -58,7 +58,7 @@ _QUIET = (
 class AiderConfig(BaseModel):
     """Settings of harness `aider`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: ProgramVersion = _PROGRAM.version
     """Required version; None: any."""

@@ -54,7 +54,7 @@ _QUIET = {
 class ClaudeCodeConfig(BaseModel):
     """Settings of harness `claude_code`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: ProgramVersion = _PROGRAM.version
     """Required version; None: any."""

@@ -33,7 +33,7 @@ _PROGRAM = Program(
 class CodexConfig(BaseModel):
     """Settings of harness `codex`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: ProgramVersion = _PROGRAM.version
     """Required version; None: any."""

@@ -40,7 +40,7 @@ _COMPRESS_AT = 0.75
 class GeminiCliConfig(BaseModel):
     """Settings of harness `gemini_cli`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: ProgramVersion = _PROGRAM.version
     """Required version; None: any."""

@@ -49,7 +49,7 @@ exit $code
 class MiniSweAgentConfig(BaseModel):
     """Settings of harness `mini_swe_agent`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: ProgramVersion = _PROGRAM.version
     """Required version; None: any."""

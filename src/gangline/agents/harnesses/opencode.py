@@ -51,7 +51,7 @@ _APIS = {
 class OpencodeConfig(BaseModel):
     """Settings of harness `opencode`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     api: Literal["chat", "responses", "anthropic", "google"] = "chat"
     """The API that the program uses with the proxy."""

@@ -56,7 +56,7 @@ _REPEATED = (
 class PiConfig(BaseModel):
     """Settings of harness `pi`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     api: Literal["openai-completions", "openai-responses", "anthropic-messages", "google-generative-ai"] = (
         "openai-completions"

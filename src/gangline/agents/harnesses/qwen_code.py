@@ -35,7 +35,7 @@ _PROGRAM = Program(
 class QwenCodeConfig(BaseModel):
     """Settings of harness `qwen_code`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     api: Literal["openai", "openai-responses", "anthropic", "gemini"] = "openai"
     """The API that the program uses with the proxy."""

@@ -49,7 +49,7 @@ class ShellConfig(BaseModel):
     `stdin` and `file_templates`; other braces are kept.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     command: _ShellCommand | Argv
     """A string is run by `sh -c` (placeholders are quoted for you); a list is a program and its arguments."""

@@ -34,7 +34,7 @@ _ENVIRONMENT = {"TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "MANPAGER": 
 class ActionServerOptions(BaseModel):
     """Settings of an action server."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_output_bytes: int = Field(default=65_536, ge=2, le=1 << 20)
     """Bytes of output to keep in an answer, half from the head and half from the tail."""

@@ -155,7 +155,7 @@ def _choices(leaf: Leaf) -> str | None:
 def _parameter(command: ServedCommand, key: str) -> inspect.Parameter:
     """The parameter for Typer. Its default is only shown: `given_in` detects given options."""
     leaf = LEAVES[key]
-    help_text = command.help.get(key) or " ".join((leaf.field.description or "").split())
+    help_text = command.help.get(key) or leaf.about
     shown = _default_shown(leaf, command.default(key), help_text)
     unset = "" if leaf.unset is None else f" {leaf.unset} unsets it."
     option = typer.Option(

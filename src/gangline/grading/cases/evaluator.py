@@ -142,7 +142,7 @@ def _are_near(expected: float, found: float, tolerance: float) -> bool:
 class Case(BaseModel):
     """One input and its expected output. `function` decides which fields are required."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     input: str | None = None
     """Standard input."""
@@ -158,7 +158,7 @@ class Case(BaseModel):
 class CasesConfig(BaseModel):
     """Configuration of evaluator `cases`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     cases: Annotated[tuple[Case, ...], Field(min_length=1, max_length=10_000)]
     solution: FilePath = "solution.py"

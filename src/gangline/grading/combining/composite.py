@@ -31,7 +31,7 @@ class Part(NestedEvaluator):
 class CompositeConfig(BaseModel):
     """Configuration of evaluator `composite`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     parts: Annotated[tuple[Part, ...], Field(min_length=1, max_length=32), AfterValidator(names_are_unique)]
     average: bool = False

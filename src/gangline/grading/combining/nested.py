@@ -16,7 +16,7 @@ from gangline.settings import plugins
 class NestedEvaluator(BaseModel):
     """One evaluator of several."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")
     """Its name in the details, and the prefix of its artifacts' names. None: its strategy."""

@@ -20,7 +20,7 @@ from gangline.grading.combining.turns import ERROR_BEGINNINGS, Turn, is_error, t
 
 
 class _Spec(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class TurnRule(_Spec):

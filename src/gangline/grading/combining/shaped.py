@@ -18,7 +18,7 @@ from gangline.grading.combining.turns import ERROR_BEGINNINGS, is_error, num_sam
 
 
 class _Spec(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class TurnBonus(_Spec):

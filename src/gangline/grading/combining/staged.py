@@ -32,7 +32,7 @@ class Stage(NestedEvaluator):
 class StagedConfig(BaseModel):
     """Configuration of evaluator `staged`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     stages: Annotated[tuple[Stage, ...], Field(min_length=1, max_length=32), AfterValidator(names_are_unique)]
     otherwise: FiniteFloat = 0.0

@@ -27,7 +27,7 @@ _LONGEST_PAUSE_S = 30.0
 class EngineConfig(BaseModel):
     """A model defined in the task."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     url: str = Field(pattern=r"^https?://[^\s\x00]+$")
     """Base URL, with or without `/v1`, called by the node."""
@@ -51,7 +51,7 @@ class EngineConfig(BaseModel):
 class EngineUser(BaseModel):
     """Fields of evaluators that call a model."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     engine: str | EngineConfig
     """The model: a name from the node's `grader_engines`, a URL with its model, or `policy`, the engine that serves the

@@ -25,7 +25,7 @@ _UNPACK = 'place=$1; shift; mkdir -p -- "$place" && exec tar -xpf - -C "$place" 
 class CollectCommand(BaseModel):
     """A command that creates files to collect from the state that the agent left."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     command: Line
     """Run by `sh -c` in the working folder."""

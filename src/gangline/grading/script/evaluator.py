@@ -106,7 +106,7 @@ async def working_folder(runtime: Sandbox) -> Collected | None:
 class HiddenFile(BaseModel):
     """A hidden file that is not plain text, or must be executable."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     content: str
     encoding: TextEncoding = "utf-8"
@@ -122,7 +122,7 @@ class HiddenFile(BaseModel):
 class ScriptConfig(BaseModel):
     """Configuration of evaluator `script`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     command: Line | Argv
     """Run in the working folder; a string is passed to `sh -c`. A non-zero exit code means that grading failed, not a

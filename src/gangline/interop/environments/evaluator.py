@@ -27,7 +27,7 @@ _MAX_SHOWN_CHARS = 500
 class FinishCall(BaseModel):
     """The grader's call at the end of the session."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     tool: str = "finish"
     """Name of a hidden tool. It is not called if the server does not have it."""
@@ -38,7 +38,7 @@ class FinishCall(BaseModel):
 class EnvironmentConfig(BaseModel):
     """Configuration of evaluator `environment`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     environment: str | None = None
     """Name of the environment to read; None: all of the task's environments, with their rewards summed."""

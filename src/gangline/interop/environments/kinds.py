@@ -20,7 +20,7 @@ _Command = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class McpConfig(_Config):

@@ -25,7 +25,7 @@ _MAX_SHOWN_CHARS = 2_000
 class HandlerConfig(BaseModel):
     """Settings of harness `handler`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     handler: str = Field(min_length=1, max_length=100)
     """Name of an entry point of the group `gangline.handlers`."""

@@ -14,7 +14,7 @@ from gangline.domain.sandbox import ExecResult
 class HarborAgentConfig(BaseModel):
     """Settings of harness `harbor`: the agent's names in Harbor."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     agent: str | None = None
     """Its name, such as `claude-code`."""

@@ -28,7 +28,7 @@ _MAX_WORKERS = 1_000_000
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class PolarRegistration(_Record):

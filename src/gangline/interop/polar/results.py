@@ -33,7 +33,7 @@ _ROLES: dict[str, Role] = {
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class PolarTrace(_Record):

@@ -36,7 +36,7 @@ _OPEN_STATES: tuple[TaskState, ...] = ("queued", "running")
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class ProrlJob(_Record):

@@ -26,7 +26,7 @@ from gangline.wire.http.routes import SUBJECT, Route
 class BackendRequest(BaseModel):
     """Body of `POST /v1/backends`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: str = Field(pattern=r"^https?://[^\s/]+")
     """URL of a running engine."""

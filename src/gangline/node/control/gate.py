@@ -20,7 +20,7 @@ from gangline.wire.http.routes import Route
 class PauseRequest(BaseModel):
     """Body of `POST /v1/gate/pause`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     mode: Literal["drain", "keep"] = "drain"
     """drain: answered once no call is in flight (`is_drained`), or after `wait_s`. keep: answered at once; calls in
@@ -35,7 +35,7 @@ class PauseRequest(BaseModel):
 class VersionRequest(BaseModel):
     """Body of `POST /v1/gate/version`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: int = Field(ge=0)
     """Policy version of tokens sampled from now on; it never decreases."""
@@ -51,7 +51,7 @@ _Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 class PhasesRequest(BaseModel):
     """Body of `POST /v1/gate/phases`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     phases: Annotated[dict[_PhaseName, _Seconds], Field(min_length=1, max_length=32)]
     """The trainer's phase -> its seconds, for the weight update in progress, or the last one if the gate is open.

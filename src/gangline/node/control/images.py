@@ -16,7 +16,7 @@ from gangline.wire.http.routes import Route
 class PrefetchRequest(BaseModel):
     """Body of `POST /v1/images/prefetch`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     runtime: Annotated[str, Field(max_length=64)]
     """Name of the runtime: `docker` or `podman`."""

@@ -34,7 +34,7 @@ _GONE = "client disconnected"
 class TokenSampling(BaseModel):
     """How to sample. Unset fields use the engine's defaults."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_tokens: int | None = Field(default=None, gt=0, validation_alias=AliasChoices("max_tokens", "max_new_tokens"))
     temperature: float | None = Field(default=None, ge=0)
@@ -54,7 +54,7 @@ class TokenSampling(BaseModel):
 class GenerateRequest(BaseModel):
     """Body of `POST /s/{session}/generate`: exact prompt ids."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     prompt_ids: Annotated[list[int], Field(min_length=1)] = Field(
         validation_alias=AliasChoices("prompt_ids", "input_ids")

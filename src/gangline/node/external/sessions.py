@@ -78,7 +78,7 @@ def _that_travels(value: dict[str, Any]) -> dict[str, Any]:
 class SessionRequest(BaseModel):
     """Body of `POST /v1/sessions` on a node. Every field is optional."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     session_id: str | None = Field(default=None, pattern=ID_PATTERN)
     """Chosen by the caller; None: the node chooses."""
@@ -117,7 +117,7 @@ class ClaimRequest(BaseModel):
     Source: "Agent Abstractions and Trajectory Gateway for VERL".
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     reward: float | None = Field(default=None, allow_inf_nan=False)
     """None: the number `reward` in `reward_info`, if there is one."""

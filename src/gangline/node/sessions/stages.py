@@ -37,7 +37,7 @@ _FILES_OF_SESSION = 16
 class PoolSizes(BaseModel):
     """How many sessions of a node may be in each stage at once."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     init_workers: int = Field(default=4, ge=1)
     """Agents' runtimes that are started and prepared at once."""

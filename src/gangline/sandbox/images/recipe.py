@@ -33,7 +33,7 @@ def _one_word(base: str) -> str:
 class Tool(BaseModel):
     """An agent program installed into the image."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     harness: str
     command: str
@@ -47,7 +47,7 @@ class Tool(BaseModel):
 class Recipe(BaseModel):
     """The requested content of an image."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$")
     """Name of the image; each build adds a digest to it."""

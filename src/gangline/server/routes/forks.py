@@ -27,7 +27,7 @@ from gangline.wire.http.routes import SUBJECT, Route
 class ForkRequest(BaseModel):
     """Body of `POST /v1/sessions/{session}/forks`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     turn: int = Field(ge=1)
     """The last model call answered from the record; 1 is the first."""

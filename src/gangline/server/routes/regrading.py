@@ -28,7 +28,7 @@ from gangline.wire.http.routes import SUBJECT, Route
 class RegradeRequest(BaseModel):
     """Body of `POST /v1/sessions/{session}/regrade`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     evaluator: EvaluatorSpec | None = None
     """None: the task's own evaluator."""

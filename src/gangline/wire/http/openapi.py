@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any, get_args, get_origin
+from typing import Any, cast, get_args, get_origin
 
 import msgspec
 import numpy as np
 from aiohttp import web
 from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import core_schema
 
 from gangline import __version__
+from gangline.domain.described import descriptions
 from gangline.domain.ids import ID_PATTERN
 from gangline.wire.http.negotiation import answer
 from gangline.wire.http.problems import Problem
@@ -107,10 +110,23 @@ def _components(routes: Sequence[Route]) -> dict[str, Any]:
     structs = [kind for kind in named if not issubclass(kind, BaseModel)]
     _, schemas = msgspec.json.schema_components(structs, schema_hook=_array, ref_template=_REF + "{name}")
     for model in (kind for kind in named if issubclass(kind, BaseModel)):
-        schema = model.model_json_schema(ref_template=_REF + "{model}")
+        schema = model.model_json_schema(ref_template=_REF + "{model}", schema_generator=_WithDocstrings)
         schemas.update(schema.pop("$defs", {}))
         schemas[model.__name__] = schema
     return schemas
+
+
+class _WithDocstrings(GenerateJsonSchema):
+    """Adds the docstrings of fields."""
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> dict[str, Any]:
+        made = super().model_schema(schema)
+        model = cast("type[BaseModel]", schema["cls"])
+        texts = descriptions(model)
+        for name, field in model.model_fields.items():
+            if name in texts:
+                made["properties"][field.alias or name].setdefault("description", texts[name])
+        return made
 
 
 def _array(kind: Any) -> dict[str, Any]:

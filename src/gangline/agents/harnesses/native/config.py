@@ -21,7 +21,7 @@ _PROMPT_ENDS: dict[Finish, str] = {
 class ToolSpec(BaseModel):
     """A tool and its settings."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     """Name of a tool plug-in, as in `gangline.tools`."""
@@ -32,7 +32,7 @@ class ToolSpec(BaseModel):
 class NativeConfig(BaseModel):
     """Settings of harness `native`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     system_prompt: str | None = None
     """The first message. Empty: no system prompt; None: a short one that fits `finish`."""

@@ -32,7 +32,7 @@ _EVENTS = f"{_FOLDER}/events"
 class OpenHandsConfig(BaseModel):
     """Settings of harness `openhands`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: ProgramVersion = _PROGRAM.version
     """Required version of the SDK; None: any."""

@@ -33,7 +33,7 @@ _CHECK_TIMEOUT_S = 60.0
 class TerminusConfig(BaseModel):
     """Settings of harness `terminus`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: ProgramVersion = _PROGRAM.version
     """Required version of Harbor; None: any."""

@@ -18,7 +18,7 @@ from gangline.agents.tools.contract import Observation, Tool, ToolContext, ToolF
 class PythonConfig(BaseModel):
     """Settings of tool `python`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     max_timeout_s: float = Field(default=3600.0, gt=0)
     """The longest timeout that a call may request, in seconds."""

@@ -16,7 +16,7 @@ from gangline.agents.tools.contract import Observation, Tool, ToolContext
 class SearchFilesConfig(BaseModel):
     """Settings of tool `search_files`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_matches: int = Field(default=100, ge=1, le=1000)
     """Maximum number of lines returned by one call."""

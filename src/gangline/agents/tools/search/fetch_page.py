@@ -20,7 +20,7 @@ _NOTE_BYTES = 128
 class FetchPageConfig(BaseModel):
     """Settings of tool `fetch_page`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: str = "web"
     """Name of one of the node's `search_sources`, usually the same as for `web_search`."""

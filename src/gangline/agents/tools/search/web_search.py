@@ -20,7 +20,7 @@ _MAX_EXCERPT_CHARS = 600
 class WebSearchConfig(BaseModel):
     """Settings of tool `web_search`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: str = "web"
     """Name of one of the node's `search_sources`."""
