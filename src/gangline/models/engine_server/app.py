@@ -35,6 +35,7 @@ from gangline.models.engine_server.wire import (
     decode_request,
     encode,
 )
+from gangline.models.engines.http import SESSION_HEADERS
 from gangline.models.language.messages import template_messages
 from gangline.models.language.parsing.detect import detect_parsers
 from gangline.models.language.parsing.parser import Parsers
@@ -205,15 +206,19 @@ class _Routes:
         ]
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        body = await self._read_body(request)
-        return await self._chat.answer(request, decode_request(body, ChatRequest, self._sampler.num_ids))
+        chat = decode_request(await self._read_body(request), ChatRequest, self._sampler.num_ids)
+        chat.session_id = request.headers.get(SESSION_HEADERS[0])
+        return await self._chat.answer(request, chat)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         completion = decode_request(await self._read_body(request), CompletionRequest)
+        completion.session_id = request.headers.get(SESSION_HEADERS[0])
         return await self._completions.answer(request, completion)
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate.answer(request, decode_request(await self._read_body(request), GenerateRequest))
+        asked = decode_request(await self._read_body(request), GenerateRequest)
+        asked.sampling_params.session_id = request.headers.get(SESSION_HEADERS[0])
+        return await self._generate.answer(request, asked)
 
     async def render(self, request: web.Request) -> web.Response:
         """Returns the prompt ids and the sampling that a chat request would have, without sampling."""

@@ -68,6 +68,7 @@ def plan(
         stop_ids=own_stops | frozenset(fields.stop_token_ids or ()),
         min_tokens=fields.min_tokens or 0,
         num_top_logprobs=num_top_logprobs,
+        session_id=fields.session_id,
     )
 
 

@@ -52,6 +52,8 @@ class SampleRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The client's messages, for samplers that produce text without weights (the scripted one)."""
     tools: Sequence[dict[str, Any]] | None = None
     choice_index: int = 0
+    session_id: str | None = None
+    """For samplers that choose among replicas."""
 
 
 class SampledToken(msgspec.Struct, frozen=True):

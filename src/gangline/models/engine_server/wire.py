@@ -96,6 +96,8 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     return_weight_versions: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     """Whether log-prob entries identify their token as `token_id:N` instead of by its text."""
+    session_id: str | None = None
+    """From the request's headers."""
 
 
 class ChatRequest(SamplingFields, kw_only=True):

@@ -68,6 +68,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     both."""
     evidence: tuple[AskedEvidence, ...] = ()
     """Kinds of evidence to report; only for `chat`, with an engine that reports them."""
+    session_id: str | None = None
+    """For balancers between here and the engine, which keep a session at the replica that has its prefix."""
 
 
 class ChoiceFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,6 +21,10 @@ from gangline.wire.http.event_stream import SseEvents
 
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
+SESSION_HEADERS = ("X-Session-ID", "X-SMG-Routing-Key")
+"""Headers by which balancers keep a session at one replica: vLLM's router and our own engine server read the first,
+SGLang's model gateway the second."""
+
 _DONE = b"[DONE]"
 _OF_EVENTS = (b":", b"data", b"event", b"id", b"retry", b"\xef")
 """First bytes of an event stream."""
@@ -86,11 +90,13 @@ class EngineHttp:
         async with self.request("GET", path, None) as answer:
             return await answer.read()
 
-    async def post(self, path: str, body: bytes | Sequence[bytes]) -> bytes:
-        async with self.request("POST", path, body) as answer:
+    async def post(self, path: str, body: bytes | Sequence[bytes], session_id: str | None = None) -> bytes:
+        async with self.request("POST", path, body, session_id) as answer:
             return await answer.read()
 
-    async def events(self, path: str, body: bytes | Sequence[bytes]) -> AsyncGenerator[list[bytes]]:
+    async def events(
+        self, path: str, body: bytes | Sequence[bytes], session_id: str | None = None
+    ) -> AsyncGenerator[list[bytes]]:
         """Yields the data of a stream's events, in batches as they arrive, until `[DONE]`. If the server does not
         stream and answers JSON, yields the whole reply as one event.
 
@@ -98,7 +104,7 @@ class EngineHttp:
         stream.
         """
         events, head, has_events = SseEvents(), b"", False
-        async with self.request("POST", path, body) as response:
+        async with self.request("POST", path, body, session_id) as response:
             async for piece in response.content.iter_any():
                 if not head and (head := piece.lstrip()[:_HEAD_BYTES]).startswith(b"{"):
                     yield [piece + await response.content.read()]
@@ -121,17 +127,18 @@ class EngineHttp:
 
     @asynccontextmanager
     async def request(
-        self, method: str, path: str, body: bytes | Sequence[bytes] | None
+        self, method: str, path: str, body: bytes | Sequence[bytes] | None, session_id: str | None = None
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """body: whole, or in pieces to send in order.
+        """body: whole, or in pieces to send in order. session_id: see `EngineRequest`.
 
         Raises: EngineUnavailable when the engine does not answer or the connection breaks, EngineMalformed for
         malformed HTTP, TooManyFiles, and the error of `refusal` for a status."""
         try:
             pieces = [body] if isinstance(body, bytes) else body or []
-            data, headers = body, None
+            data = body
+            headers: dict[str, str] = {} if session_id is None else dict.fromkeys(SESSION_HEADERS, session_id)
             if (num_bytes := sum(map(len, pieces))) > _PIECE_BYTES:
-                data, headers = _sent_in_pieces(pieces), {"Content-Length": str(num_bytes)}
+                data, headers["Content-Length"] = _sent_in_pieces(pieces), str(num_bytes)
             elif body is not None:
                 data = b"".join(pieces)
             async with (

@@ -279,6 +279,7 @@ class PooledEngine:
 
     def _fitted(self, backend: Backend, request: EngineRequest) -> tuple[EngineRequest, dict[str, Any]]:
         """Returns the request with messages that the backend's template accepts, and metadata for the reply."""
+        request = msgspec.structs.replace(request, session_id=self._assignment.session_id)
         call = request.call
         messages, changes = fit(call.messages, backend.capabilities.template, self.engine_ids)
         if messages is call.messages:

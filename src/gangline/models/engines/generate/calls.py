@@ -18,14 +18,14 @@ class GenerateCalls:
         self.url = http.url
 
     async def sample(self, route: GenerateRoute, ask: GenerateAsk) -> Sampled:
-        sampled = route.read(await self.http.post(route.path, route.body(ask)), self.url)
+        sampled = route.read(await self.http.post(route.path, route.body(ask), ask.session_id), self.url)
         if sampled is None or sampled.finish_reason is None:
             raise EngineMalformed(f"engine {self.url} answered without a finish reason")
         return sampled
 
     async def chunks(self, route: GenerateRoute, ask: GenerateAsk) -> AsyncGenerator[Sampled, None]:
         """Closing it early cancels the call in the engine."""
-        async with aclosing(self.http.events(route.path, route.body(ask))) as reads:
+        async with aclosing(self.http.events(route.path, route.body(ask), ask.session_id)) as reads:
             async for events in reads:
                 for data in events:
                     sampled = route.read(data, self.url)

@@ -120,7 +120,7 @@ class GenerateEngine(EngineClient):
     async def _choice(self, request: EngineRequest, prompt: _Prompt, index: int) -> _Choice:
         call = request.call
         reader = await self._text.reader(call, prompt.ids, index)
-        ask = msgspec.structs.replace(self._ask(call, prompt, index, stream=False), evidence=request.evidence)
+        ask = self._ask(request, prompt, index, stream=False)
         sampled = await self._calls.sample(self._new_route(), ask)
         delta = await self._delta(reader, call, prompt, sampled)
         # Tokens behind a stop string, which was found here, are cut off.
@@ -142,7 +142,7 @@ class GenerateEngine(EngineClient):
         prompt = await self._prompt(request)
         reader = await self._text.reader(request.call, prompt.ids, 0)
         ended = False
-        ask = self._ask(request.call, prompt, 0, stream=True)
+        ask = self._ask(request, prompt, 0, stream=True)
         async with aclosing(self._calls.chunks(self._new_route(), ask)) as chunks:
             async for sampled in chunks:
                 if ended:
@@ -210,8 +210,9 @@ class GenerateEngine(EngineClient):
             raise EngineRefused(f"images cannot go with ids: {evidence.refused}", status=400)
         return _Prompt(ids, evidence)
 
-    def _ask(self, call: ModelCall, prompt: _Prompt, index: int, *, stream: bool) -> GenerateAsk:
-        seed, sent_ids = call.sampling.seed, prompt.ids
+    def _ask(self, request: EngineRequest, prompt: _Prompt, index: int, *, stream: bool) -> GenerateAsk:
+        call, sent_ids = request.call, prompt.ids
+        seed = call.sampling.seed
         if prompt.images is not None:
             assert self._sight.reader is not None  # it provided the evidence
             sent_ids = self._sight.reader.collapsed(prompt.ids, prompt.images.placed)
@@ -226,6 +227,8 @@ class GenerateEngine(EngineClient):
             # Choices of one call must differ, and still be reproducible.
             seed=None if seed is None else seed + index,
             stream=stream,
+            evidence=request.evidence,
+            session_id=request.session_id,
         )
 
     def _new_route(self) -> GenerateRoute:

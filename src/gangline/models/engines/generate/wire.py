@@ -50,7 +50,8 @@ class GenerateAsk(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     stream: bool = False
     evidence: tuple[AskedEvidence, ...] = ()
-    """As in `EngineRequest`."""
+    """As in `EngineRequest`, like `session_id`."""
+    session_id: str | None = None
 
 
 class Sampled(msgspec.Struct, frozen=True, kw_only=True):

@@ -133,7 +133,8 @@ class SglangEngine(EngineClient):
     async def _asked(self, request: EngineRequest) -> tuple[SglangReply, SentIds | None]:
         messages, sent = await messages_in_turns(request.call.messages), sent_ids(request.prompt_ids, request.call)
         evidence = self._evidence.fields(request.evidence)
-        return await self._chat(chat_body(request, await self._model_name(), messages, sent, evidence)), sent
+        body = chat_body(request, await self._model_name(), messages, sent, evidence)
+        return await self._chat(body, request.session_id), sent
 
     async def _read(self, request: EngineRequest, wire: SglangReply, sent: SentIds | None = None) -> EngineReply:
         shown = request.call.num_top_logprobs is not None
@@ -170,8 +171,8 @@ class SglangEngine(EngineClient):
         text = decode(await self._http.post("/detokenize", body), Detokenized, self.url).text
         return text if isinstance(text, str) else "".join(text)
 
-    async def _chat(self, body: bytes | Sequence[bytes]) -> SglangReply:
-        answer = await self._http.post("/v1/chat/completions", body)
+    async def _chat(self, body: bytes | Sequence[bytes], session_id: str | None = None) -> SglangReply:
+        answer = await self._http.post("/v1/chat/completions", body, session_id)
         wire = decode(answer, reply_type(self._evidence), self.url)
         if wire.error is not None:
             raise self._http.refusal(200, answer)

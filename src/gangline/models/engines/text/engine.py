@@ -101,7 +101,7 @@ class OpenAITextEngine(EngineClient):
         if call.num_top_logprobs is not None:
             fields |= {"logprobs": True, "top_logprobs": call.num_top_logprobs}
         body = body_of(fields, await messages_in_turns(call.messages))
-        answer = await self._http.post("/v1/chat/completions", body)
+        answer = await self._http.post("/v1/chat/completions", body, request.session_id)
         wire = decode(answer, _Reply, self.url)
         if wire.error is not None:
             raise self._http.refusal(200, answer)

@@ -147,7 +147,7 @@ class VllmEngine(EngineClient):
         sent = sent_ids(request.prompt_ids, request.call)
         fields = None if evidence is None else evidence.fields(request.evidence)
         body = chat_body(request, await self._model_name(), messages, sent, stream=False, evidence=fields)
-        answer = await self._http.post("/v1/chat/completions", body)
+        answer = await self._http.post("/v1/chat/completions", body, request.session_id)
         reply, is_error = await read_reply(answer, reply_type(request.call), self.url, sent, evidence)
         if is_error:
             raise self._http.refusal(200, answer)
@@ -164,7 +164,7 @@ class VllmEngine(EngineClient):
         body = chat_body(request, await self._model_name(), messages, sent, stream=True)
         kind, calls = reply_type(request.call), CallsOfChoices()
         looked = False
-        async with aclosing(self._http.events("/v1/chat/completions", body)) as reads:
+        async with aclosing(self._http.events("/v1/chat/completions", body, request.session_id)) as reads:
             async for events in reads:
                 for delta in self._deltas(events, kind, sent, calls):
                     if looked or delta.prompt_ids is None:

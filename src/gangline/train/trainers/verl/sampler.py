@@ -1,6 +1,7 @@
 """verl's engines as a `Sampler`, so that our own engine server can serve them to the nodes.
 
-Tokens come from verl's client, which chooses the engine. verl aborts calls when it updates weights. An aborted call
+Tokens come from verl's client, which chooses the engine: by the request's id, so a session's calls all have the
+session's, and go to the replica that has its prefix. verl aborts calls when it updates weights. An aborted call
 continues from the tokens sampled so far, as a separate request, so every token has the version that sampled it. verl's
 own retry only reports the first and the last version of a reply, so it is not used.
 
@@ -75,7 +76,8 @@ class VerlSampler:
 
         Raises: EngineIncapable if verl returns no log-probs, EngineMalformed.
         """
-        prompt, left, request_id = list(request.prompt_ids), request.max_tokens, uuid4().hex
+        prompt, left = list(request.prompt_ids), request.max_tokens
+        request_id = request.session_id or uuid4().hex
         while True:
             output = await self._generate(
                 request_id=request_id, prompt_ids=prompt, sampling_params=_parameters(request, left)
