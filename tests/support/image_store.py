@@ -25,8 +25,8 @@ class ScriptedStore:
         """By name."""
         self.known = {(name, 1): one for name, one in self.images.items()}
         self.removed = set[str]()
-        self.shared: dict[str, dict[str, int]] = {}
-        """Name -> layers, for images that share some."""
+        self.shared: dict[str, dict[str, int] | RuntimeFailed] = {}
+        """Name -> layers, for images that share some, or why they cannot be read."""
         self.used = set[str]()
         self.pulled: list[str] = []
         self.ended: list[str] = []
@@ -59,7 +59,10 @@ class ScriptedStore:
             self.ended.append(image)
 
     async def layers(self, image: str) -> Mapping[str, int]:
-        return self.shared.get(image, {})
+        found = self.shared.get(image, {})
+        if isinstance(found, RuntimeFailed):
+            raise found
+        return found
 
     async def image_ids(self) -> Collection[str]:
         return {one.image_id for one in self.known.values()} - self.removed

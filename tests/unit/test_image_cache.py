@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gangline.domain.errors import RuntimeFailed
 from gangline.domain.task import RuntimeSpec
 from gangline.sandbox.images.cache import ImageCache
 from gangline.sandbox.images.pulling import Pulls
@@ -138,6 +139,44 @@ async def test_what_somebody_gave_another_name_since_is_theirs() -> None:
     assert supply.now().cache_bytes == 0, "it counts no more"
 
 
+@pytest.mark.parametrize("how", ["removed", "tagged"])
+async def test_what_is_the_nodes_no_more_makes_room_so_no_other_image_goes(how: str) -> None:
+    """Somebody removed the oldest image, or gave it a name: without it, the cache is within its bound."""
+    store = ScriptedStore()
+    supply = Supply(store, num_images=3)
+    await used(supply, 0, 1, 2)
+    if how == "removed":
+        assert await store.remove_image(name(0))
+    else:
+        store.images["saved:1"] = store.images[name(0)]
+    await used(supply, 3)
+    await settled(supply)
+    assert {name(1), name(2), name(3)} <= set(store.images)
+    assert supply.now().cache_bytes == 3 * EACH
+
+
+async def test_on_a_low_disk_a_record_without_its_image_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gangline.sandbox.images.supply._MEASURED_S", 0.0)
+    store = ScriptedStore()
+    supply = Supply(store, num_images=1)
+    await used(supply, 0, 1)
+    assert await store.remove_image(name(0))
+    supply.disk_changed(is_low=True)
+    await settled(supply)
+    assert store.images == {}
+
+
+async def test_an_image_whose_layers_cannot_be_read_counts_with_its_whole_size(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = ScriptedStore()
+    store.shared = {name(0): RuntimeFailed("the engine closed the connection")}
+    supply = Supply(store)
+    await used(supply, 0, 1)
+    assert supply.now().cache_bytes == 2 * EACH
+    assert f"image.layers_unknown image={name(0)}" in caplog.text
+
+
 async def test_an_image_whose_tag_moved_on_goes_by_its_id_unless_it_has_another_name() -> None:
     store = ScriptedStore()
     supply = Supply(store, num_images=1)
@@ -159,7 +198,7 @@ async def test_the_record_outlives_the_node_and_a_lost_one_removes_nothing(tmp_p
     await used(again, 3)
     keeping = asyncio.create_task(again.keep_bound())
     async with asyncio.timeout(30):
-        while again.cache.is_over:
+        while again.now().num_removed < 3:
             await asyncio.sleep(0.001)
     keeping.cancel()
     await asyncio.wait({keeping})

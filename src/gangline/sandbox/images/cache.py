@@ -106,14 +106,20 @@ class ImageCache:
             one.used_at = self._clock()
 
     async def remove_oldest(
-        self, store_of: Callable[[str], ImageStore | None], in_use: Callable[[], Collection[_Key]]
+        self,
+        store_of: Callable[[str], ImageStore | None],
+        in_use: Callable[[], Collection[_Key]],
+        is_needed: Callable[[], bool],
     ) -> PulledImage | None:
-        """Remove the least recently used image that is not in use. Returns None without such an image.
+        """Remove the least recently used image that is not in use. Returns None if there is none, or it is not needed.
 
-        in_use: runtime with an image's id, or with the name that is pulled for a waiting session.
+        in_use: runtime with an image's id, or with the name that is pulled for a waiting session. is_needed: asked
+        again after the record of an image that somebody else had removed or named was dropped.
         """
         async with self._removing:
             for one in sorted(self._images.values(), key=lambda one: one.used_at):
+                if not is_needed():
+                    break
                 if {(one.runtime, called) for called in (one.image_id, *one.names)} & set(in_use()):
                     continue
                 try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -134,7 +134,7 @@ class ImageSupply:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            while (self.cache.is_over or self._is_disk_low) and await self._make_room():
+            while await self._make_room(self._is_over):
                 if self._is_disk_low:
                     await asyncio.sleep(_MEASURED_S)
 
@@ -149,8 +149,11 @@ class ImageSupply:
             await self.cache.add(runtime, name, held, store, is_new=is_new)
         self._changed.set()
 
-    async def _make_room(self) -> bool:
-        removed = await self.cache.remove_oldest(self.store_of, self._in_use)
+    def _is_over(self) -> bool:
+        return self.cache.is_over or self._is_disk_low
+
+    async def _make_room(self, is_needed: Callable[[], bool] = lambda: True) -> bool:
+        removed = await self.cache.remove_oldest(self.store_of, self._in_use, is_needed)
         if removed is not None:
             self.pulls.gone(removed.image_id)
         return removed is not None
