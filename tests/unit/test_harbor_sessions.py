@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from gangline.domain.errors import Conflict, GanglineError, NotFound, ServerUnavailable, SessionOver, TooMany
-from gangline.domain.node_views import OpenedSession
+from gangline.domain.node_views import ExternalView, OpenedSession
 from gangline.domain.task import TaskRequest
 from gangline.interop.harbor.relay.api import HarborRollout
 from gangline.interop.harbor.relay.rollouts import RolloutBook
@@ -37,6 +37,8 @@ class FakeServer:
         self.refusals = list(refusals)
         self.wanted: list[dict[str, Any]] = []
         self.ended: list[tuple[str, str]] = []
+        self.num_calls = 0
+        """Of sessions that another connector opened."""
 
     async def open_session(self, **wanted: Any) -> OpenedSession:
         await asyncio.sleep(0)
@@ -47,6 +49,19 @@ class FakeServer:
         urls = dict.fromkeys(("openai", "anthropic", "google"), f"http://n/s/{session_id}")
         return OpenedSession(
             session_id=session_id, node_id="n", api_key="k", base_url="http://n", base_urls=urls, model="m"
+        )
+
+    async def wait_session(self, session_id: str, timeout_s: float = 60.0) -> ExternalView:
+        assert timeout_s == 0
+        return ExternalView(
+            session_id=session_id,
+            task_id="t",
+            status="open",
+            model="m",
+            created_at=0.0,
+            num_calls=self.num_calls,
+            claim=None,
+            metadata={},
         )
 
     async def finalize(self, session_id: str) -> None:
@@ -97,6 +112,14 @@ async def test_a_session_whose_key_was_lost_is_replaced(tmp_path: Path) -> None:
     _, address = await sessions(tmp_path, server, []).of("r1")
     assert address.session_id == "another"
     assert server.ended == [("abort", "harbor-r1")]
+
+
+async def test_a_session_whose_calls_another_connector_answered_is_left_alone(tmp_path: Path) -> None:
+    server = FakeServer(Conflict("exists already"))
+    server.num_calls = 1
+    with pytest.raises(Conflict, match="with another data folder"):
+        await sessions(tmp_path, server, []).of("r1")
+    assert (server.ended, len(server.wanted)) == ([], 1)
 
 
 async def test_a_rollout_that_ended_takes_no_calls_also_after_a_restart(tmp_path: Path) -> None:

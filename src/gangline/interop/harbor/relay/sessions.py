@@ -52,7 +52,8 @@ class RolloutSessions:
     async def of(self, rollout_id: str) -> tuple[RelayedRollout, SessionAddress]:
         """The rollout and its session, opened if it is the first call.
 
-        Raises: SessionOver; ServerUnavailable, TooMany if no node takes it; StoreError; Harbor's errors.
+        Raises: SessionOver; ServerUnavailable, TooMany if no node takes it; Conflict if another folder's connector
+        answered its calls; StoreError; Harbor's errors.
         """
         validated_id(rollout_id, "rollout_id")
         async with self._opening[rollout_id]:
@@ -101,8 +102,8 @@ class RolloutSessions:
         }
         try:
             opened = await self._client.open_session(session_id=session_id, **wanted)
-        except Conflict:  # a connector before us opened it, and lost its key before it was used
-            await self._client.abort_session(session_id)
+        except Conflict:
+            await self._give_up_unused(session_id)
             opened = await self._client.open_session(**wanted)
         address = SessionAddress(
             session_id=opened.session_id, api_key=opened.api_key, url=opened.base_urls["anthropic"]
@@ -111,3 +112,16 @@ class RolloutSessions:
         self._book.add(rollout)
         await self._book.save(rollout)
         return rollout
+
+    async def _give_up_unused(self, session_id: str) -> None:
+        """End a session that a connector before us opened, and whose key it lost before a call was made with it.
+
+        Raises: Conflict if there were calls: then another folder has the key.
+        """
+        found = await self._client.wait_session(session_id, timeout_s=0.0)
+        if found.num_calls:
+            raise Conflict(
+                f"the calls of session {session_id} were answered by a connector with another data folder: run it with "
+                "that --data, so that none of them is lost."
+            )
+        await self._client.abort_session(session_id)
