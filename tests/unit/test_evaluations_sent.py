@@ -65,6 +65,33 @@ async def test_the_last_report_is_sent_at_the_end() -> None:
     assert service.received == [FIRST, LAST]
 
 
+class LateReceiver(FakeReceiver):
+    """Writes down a report although its sender has left, as a server does, and the first one late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writing: list[asyncio.Task[bytes]] = []
+
+    async def request(self, method: str, path: str, *, body: bytes | None = None) -> bytes:
+        self.writing.append(asyncio.create_task(self._written(method, path, body)))
+        return await asyncio.shield(self.writing[-1])
+
+    async def _written(self, method: str, path: str, body: bytes | None) -> bytes:
+        for _ in range(20 if len(self.writing) == 1 else 0):
+            await asyncio.sleep(0)
+        return await super().request(method, path, body=body)
+
+
+async def test_the_last_report_is_written_last_however_late_the_one_before_is() -> None:
+    service, made = LateReceiver(), [FIRST]
+    async with report_sent(service, lambda: made[-1], pytest.fail, pause_s=60):
+        while not service.writing:
+            await asyncio.sleep(0)
+        made.append(LAST)
+    await asyncio.gather(*service.writing)
+    assert service.received == [FIRST, LAST]
+
+
 async def test_a_service_that_restarts_gets_it_once_it_is_back() -> None:
     service = FakeReceiver(ServerUnavailable("it restarts."))
     async with report_sent(service, lambda: FIRST, pytest.fail, pause_s=0):
@@ -102,6 +129,46 @@ def test_stored_reports_are_listed_the_latest_first_and_read_back(tmp_path: Path
     assert [(one.name, one.num_left) for one in stored.summaries()] == [("e", 0), ("f", 3)]
     assert stored.read(LAST.evaluation_id) == LAST, "the newer one has taken the place of the older one"
     assert stored.summaries()[1].whole == other.whole
+
+
+def test_a_report_that_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
+    """A page asks every few seconds, and reports have megabytes."""
+    stored = StoredReports(tmp_path)
+    stored.write(LAST)
+    other = report_of_rewards("f", {"a": (0.0,)})
+    stored.write(other)
+    before = stored.summaries()
+    path = tmp_path / f"{LAST.evaluation_id}.json"
+    was = path.stat()
+    path.write_bytes(b"x" * was.st_size)  # in place, with the times of before: only who reads it can tell
+    os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+    assert stored.summaries() == before
+    assert StoredReports(tmp_path).summaries() != before
+
+
+@pytest.mark.parametrize("change", ["time", "size", "place", "gone", "new"])
+def test_a_report_that_has_changed_is_read_again(tmp_path: Path, change: str) -> None:
+    stored = StoredReports(tmp_path)
+    stored.write(FIRST)
+    stored.summaries()
+    path = tmp_path / f"{FIRST.evaluation_id}.json"
+    was, text = path.stat(), path.read_text()
+    renamed = text.replace('"name":"e"', '"name":"k"' if change != "size" else '"name":"kk"')
+    if change == "new":
+        stored.write(report_of_rewards("k", {"a": (1.0,)}))
+    elif change == "gone":
+        path.unlink()
+    elif change == "place":
+        (tmp_path / "next").write_text(renamed)
+        (tmp_path / "next").replace(path)
+    else:
+        path.write_text(renamed)
+    if change in ("size", "place"):
+        os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+    if change == "time":
+        os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns + 1))
+    names = {"time": ["k"], "size": ["kk"], "place": ["k"], "gone": [], "new": ["e", "k"]}[change]
+    assert sorted(one.name for one in stored.summaries()) == names
 
 
 def test_a_file_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:

@@ -30,20 +30,27 @@ class EvaluationSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time at which the server received its newest report."""
 
 
+_Identity = tuple[str, int, int, int]
+"""Of a file: its name, its inode, when it was written (ns), and its bytes."""
+
+
 class StoredReports:
     """Every method blocks. folder: None stores nothing."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
+        self._known: dict[_Identity, EvaluationSummary | None] = {}
 
     def summaries(self) -> tuple[EvaluationSummary, ...]:
-        """The latest first. Files that another version wrote are left out."""
-        found: list[EvaluationSummary] = []
+        """The latest first. Files that another version wrote are left out. Only changed files are read."""
+        found: dict[_Identity, EvaluationSummary | None] = {}
         for path in () if self._folder is None else self._folder.glob("[!.]*.json"):
-            with contextlib.suppress(msgspec.MsgspecError, OSError):
-                summary = msgspec.json.decode(path.read_bytes(), type=EvaluationSummary)
-                found.append(msgspec.structs.replace(summary, updated_at=path.stat().st_mtime))
-        return tuple(sorted(found, key=lambda one: one.updated_at, reverse=True))
+            with contextlib.suppress(OSError):
+                now = path.stat()
+                key = (path.name, now.st_ino, now.st_mtime_ns, now.st_size)
+                found[key] = self._known[key] if key in self._known else _summary(path, now.st_mtime)
+        self._known = found
+        return tuple(sorted(filter(None, found.values()), key=lambda one: one.updated_at, reverse=True))
 
     def read(self, evaluation_id: str) -> Report:
         """Raises: NotFound."""
@@ -67,3 +74,12 @@ class StoredReports:
         if self._folder is None:
             raise NotFound("this server has no data folder, and stores no evaluations.")
         return self._folder / f"{validated_id(evaluation_id, 'the id of an evaluation')}.json"
+
+
+def _summary(path: Path, updated_at: float) -> EvaluationSummary | None:
+    """Raises: OSError."""
+    try:
+        summary = msgspec.json.decode(path.read_bytes(), type=EvaluationSummary)
+    except msgspec.MsgspecError:
+        return None
+    return msgspec.structs.replace(summary, updated_at=updated_at)
