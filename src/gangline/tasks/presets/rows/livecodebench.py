@@ -9,10 +9,13 @@ Source: LiveCodeBench 28fef95, `benchmarks/code_generation.py` and `evaluation/t
 from __future__ import annotations
 
 import base64
+import io
 import json
 import pickletools
+import re
 import zlib
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -25,6 +28,11 @@ _UNREADABLE = (
     *(ArithmeticError, AttributeError, EOFError, LookupError, RecursionError, TypeError, ValueError),
     zlib.error,
 )
+_TEXT_ALONE = re.compile(
+    r"(PROTO )?(FRAME )?(UNICODE|SHORT_BINUNICODE|BINUNICODE8?) ((PUT|BINPUT|LONG_BINPUT|MEMOIZE) )?STOP "
+)
+"""Opcodes of a pickled text, of every protocol."""
+_MAX_OPS = 8
 _CASE_S, _ALL_S = 6, 540
 _STARRED = (
     *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
@@ -78,12 +86,13 @@ def livecodebench_evaluator(cases: list[dict[str, Any]], function: str | None) -
     return {"strategy": "cases", "refresh_runtime": True, "config": config}
 
 
-def _text_of(data: bytes) -> str:
+def text_of(data: bytes) -> str:
     """The text of a pickle that holds nothing else. Its opcodes are read, and none is run. Raises: ValueError."""
-    texts = [given for op, given, _ in pickletools.genops(data) if isinstance(given, str) and "UNICODE" in op.name]
-    if len(texts) != 1:
-        raise ValueError("the pickle is not text alone")
-    return texts[0]
+    file = io.BytesIO(data)
+    ops = list(islice(pickletools.genops(file), _MAX_OPS))
+    if not _TEXT_ALONE.fullmatch("".join(f"{op.name} " for op, _, _ in ops)) or file.tell() != len(data):
+        raise ValueError("the pickle is not one text alone")
+    return next(given for _, given, _ in ops if isinstance(given, str))
 
 
 def _read(column: str, text: str) -> list[Mapping[str, Any]]:
@@ -96,6 +105,6 @@ def _read(column: str, text: str) -> list[Mapping[str, Any]]:
         data = unpacker.decompress(base64.b64decode(text, validate=True), _MAX_BYTES)
         if not unpacker.eof:
             raise InvalidRequest(f"{column}: holds more than {_MAX_BYTES >> 20} MiB, or is cut short")
-        return json.loads(_text_of(data))
+        return json.loads(text_of(data))
     except _UNREADABLE as error:
         raise InvalidRequest(f"{column}: is neither JSON nor LiveCodeBench's packed JSON: {error}") from error
