@@ -226,6 +226,19 @@ def test_only_the_files_of_its_configuration_are_read(tmp_path: Path) -> None:
     assert len([one for one in found_in(catalogue()["gsm8k"], copy) if isinstance(one, Imported)]) == 1
 
 
+def test_tasks_of_two_splits_have_two_ids(tmp_path: Path) -> None:
+    """Their rows may be alike but for the split, as their numbers are."""
+    copy, row = published("gsm8k", tmp_path / "copy"), {"question": "1+1?", "answer": "#### 2"}
+    for split in ("train", "test"):
+        parquet(copy / "main" / f"{split}-00000-of-00001.parquet", {"question": TEXT, "answer": TEXT}, row)
+    ids = [
+        [one.name for one in found_in(catalogue()["gsm8k"], copy, split=split) if isinstance(one, Imported)]
+        for split in (None, "test", "train")
+    ]
+    assert ids[0] == ids[1] != ids[2]
+    assert [len(found) for found in ids] == [1, 1, 1]
+
+
 def test_what_the_catalogue_decides_is_no_option(tmp_path: Path) -> None:
     copy = published("aime-2025", tmp_path / "copy")
     for wanted in ({"mapping": {"answer": "x"}}, {"preset": find_preset("math")}, {"format": "rows"}):

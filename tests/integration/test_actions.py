@@ -71,6 +71,8 @@ async def test_a_node_writes_down_what_the_control_token_changes_and_not_what_ag
         opened = await node.client.open_session(session_id="s1")
         await node.ask("POST", "/v1/sessions/s1/complete", {}, key=opened.api_key)
         await node.client.set_version(3)
+        (one,) = await node.client.backends()
+        await node.client.detokenize(one.template.tokenizer_digest, [1])
         assert (await node.ask("DELETE", "/v1/backends", key="wrong"))[0] == 401
     folder = tmp_path / "nodes" / "n1" / "actions"
     assert [told(action) for action in read_actions([folder])] == [

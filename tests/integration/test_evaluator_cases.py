@@ -72,6 +72,21 @@ async def test_a_program_fails_a_case_in_its_own_way(
     assert (result.reward, found[0]["status"]) == (0.0, status)
 
 
+@pytest.mark.parametrize("function", [None, "whole"])
+async def test_what_is_expected_fits_however_small_the_limit_and_however_it_is_spaced(
+    tmp_path: Path, function: str | None
+) -> None:
+    wanted = "ä" * 9000
+    case: dict[str, Any] = {"input": "", "output": wanted}
+    solution = f"print({wanted!r} + '\\n' * 9000)"
+    if function is not None:
+        case = {"arguments": [], "result": wanted}
+        solution = f"def whole(): return {wanted!r}"
+    config = {"cases": [case], "function": function, "max_output_bytes": 1000}
+    result, found = await graded(tmp_path, solution, **config)
+    assert (result.reward, [one["status"] for one in found]) == (1.0, ["passed"])
+
+
 async def test_a_session_without_a_program_or_a_build_scores_nothing(tmp_path: Path) -> None:
     result, _ = await graded(tmp_path / "none", None)
     assert (result.reward, result.details["why"]) == (0.0, "there is no program")

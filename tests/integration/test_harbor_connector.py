@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from gangline.domain.errors import Conflict, GanglineError, InvalidRequest, LeaseLost, ServerUnavailable
+from gangline.domain.errors import Conflict, GanglineError, InvalidRequest, LeaseLost, NotFound, ServerUnavailable
 from gangline.domain.session import Lease, SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import TaskView
@@ -164,6 +164,47 @@ async def test_a_lost_connection_doubles_no_call_and_the_agent_hears_the_same(pl
     assert [one.status for one in result.completions] == ["complete"] * 3
 
 
+async def test_a_rollout_that_cannot_be_ended_or_read_holds_up_no_other_group(place: Place) -> None:
+    delivered: list[TaskView] = []
+    other = {"task": {"name": "other", "digest": "sha256:" + "b" * 64, "source": None}}
+    for name, fields in (("bad", {}), ("unread", {}), ("good", other)):
+        place.harbor.begin(name, **fields)
+    async with running(place, delivered):
+        for name in ("bad", "good"):
+            await talk(place, name, 1)
+        kept = place.folder / "bad.json"
+        kept.unlink()
+        (kept / "in the way").mkdir(parents=True)
+        place.harbor.unreadable = {"unread"}
+        for name in ("bad", "unread", "good"):
+            place.harbor.begin(name, state="finished", rewards={"reward": 1.0})
+        await until(lambda: delivered)
+        assert [task.request["instruction"] for task in delivered] == ["Harbor's task other"]
+        (kept / "in the way").rmdir()
+        kept.rmdir()
+        place.harbor.unreadable = set()
+        await until(lambda: len(delivered) == 2)
+    assert [task.rewards for task in delivered] == [(1.0,), (1.0, None)], "unread made no call"
+
+
+async def test_another_folders_connector_leaves_running_sessions_alone(place: Place) -> None:
+    place.harbor.begin("r1")
+    question = {"role": "user", "content": "one"}
+    async with running(place):
+        first = await asked(place, "r1", [question])
+    elsewhere = place._replace(folder=place.folder.with_name("other"))
+    body = json.dumps({"model": "claude", "max_tokens": 64, "messages": [question]}).encode()
+    async with running(elsewhere):
+        with pytest.raises(Refused, match="502 conflict"):
+            await place.harbor.relay.ask("r1", "/v1/messages", body)
+    delivered: list[TaskView] = []
+    async with running(place, delivered):
+        place.harbor.begin("r1", state="finished", rewards={"reward": 1.0})
+        await until(lambda: delivered)
+    (result,) = await place.client.result(delivered[0].task_id)
+    assert said(result) == [first]
+
+
 async def test_large_requests_and_unknown_paths_get_the_nodes_own_answer(place: Place) -> None:
     place.harbor.begin("r1")
     calls = {"/v1/messages": b'"' + b"x" * (8 << 20) + b'"', "/v1/nowhere?a=%2F": b"{}", "/v1/messages?b": b""}
@@ -197,8 +238,13 @@ async def test_an_interrupted_delivery_is_taken_up_and_no_node_runs_its_sessions
     fields |= {"runtime": {"backend": "process", "node_labels": ["run-by-harbor"]}}
     body = msgspec.json.encode(fields)
 
-    async def lease() -> list[Lease]:
+    async def lease(body: bytes = body) -> list[Lease]:
         return await place.client.request_json("POST", GROUPS, list[Lease], body=body)
+
+    with pytest.raises(InvalidRequest, match=r"runtime\.node_labels must name run-by-harbor"):
+        await lease(msgspec.json.encode(fields | {"task_id": "harbor-2", "runtime": {"backend": "process"}}))
+    with pytest.raises(NotFound):
+        await place.client.task("harbor-2")
 
     def result(of: Lease) -> SessionResult:
         return SessionResult(

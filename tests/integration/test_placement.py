@@ -164,7 +164,7 @@ def test_a_session_is_left_to_a_node_that_pulls_its_image_already(store: TaskSto
     assert leased(store, "n2", 2) == ["b"]
 
 
-@pytest.mark.parametrize("absent", ["full", "draining", "failed", "unsuited"])
+@pytest.mark.parametrize("absent", ["full", "draining", "failed", "unsuited", "broken", "low"])
 def test_no_session_waits_for_a_node_that_has_its_image_and_cannot_take_it(store: TaskStore, absent: str) -> None:
     offer = with_images("swe:1")
     if absent == "failed":
@@ -172,11 +172,30 @@ def test_no_session_waits_for_a_node_that_has_its_image_and_cannot_take_it(store
         offer = msgspec.structs.replace(PULLS, not_pulled=failed)
     if absent == "unsuited":
         offer = msgspec.structs.replace(offer, networks=("none",))
-    told = msgspec.structs.replace(beat([]), offer=offer, draining=absent == "draining")
+    metrics = {"broken": {"breaker_open_engine": 1.0}, "low": {"disk_low_bytes": 1.0}}.get(absent, {})
+    told = msgspec.structs.replace(beat([]), offer=offer, draining=absent == "draining", metrics=metrics)
     store.heartbeat(msgspec.structs.replace(told, capacity=0 if absent == "full" else 8))
     offers(store, PULLS, "n2")
     store.submit([of_image("a", "swe:1"), of_image("b", "swe:2")])
     assert leased(store, "n2", 1) == ["a"]
+
+
+def test_a_lease_looks_for_images_at_the_head_of_the_queue_alone(
+    store: TaskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many images the tasks that wait have: comparing them all cost seconds."""
+    asked = set[str]()
+
+    def has_images(body: str, _offer: str | None) -> bool:
+        asked.add(body)
+        return False
+
+    monkeypatch.setattr("gangline.store.sql.placing._has_images", has_images)
+    for node_id in ("n1", "n2"):
+        offers(store, PULLS, node_id)
+    store.submit([of_image(f"t{number}", f"swe:{number}") for number in range(200)])
+    assert leased(store, "n1", 2) == ["t0", "t1"]
+    assert 2 <= len(asked) <= 64
 
 
 def test_a_session_of_a_higher_priority_is_not_passed_over_for_its_image(store: TaskStore) -> None:

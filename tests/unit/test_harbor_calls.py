@@ -149,3 +149,12 @@ async def test_what_is_remembered_is_private_and_what_was_delivered_stays(tmp_pa
     again.forget("j1", {one.rollout_id for one in again})
     assert RolloutBook(tmp_path / "book").jobs() == []
     assert RolloutBook(tmp_path / "book").delivered("j1") == {"r1", "r2"}
+
+
+async def test_a_rollout_that_came_after_a_jobs_end_is_not_forgotten_with_it(tmp_path: Path) -> None:
+    """Somebody retried one by hand while the last group was being delivered."""
+    book = RolloutBook(tmp_path)
+    for name, job in (("ended", "j1"), ("again", "j1"), ("other", "j2")):
+        book.add(RelayedRollout(name, job))
+    book.forget("j1", {"ended", "other"})
+    assert [one.rollout_id for one in book] == ["again", "other"]

@@ -139,7 +139,7 @@ async def test_never_says_what_is_missing() -> None:
     assert store.pulled == []
 
 
-@pytest.mark.parametrize("image", ["localhost/built-here:1", "sha256:" + "a" * 64])
+@pytest.mark.parametrize("image", ["localhost/built-here:1", "sha256:" + "a" * 64, "gangline/env:abc"])
 async def test_what_no_registry_can_have_is_not_asked_for(image: str) -> None:
     store = ScriptedStore()
     with pytest.raises(PullFailed, match="no registry has it"):

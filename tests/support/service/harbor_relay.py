@@ -251,6 +251,8 @@ class FakeHarbor:
     def __init__(self, key: str) -> None:
         self.relay = FakeRelay()
         self.rollouts: dict[str, dict[str, Any]] = {}
+        self.unreadable = set[str]()
+        """Rollouts whose own record cannot be read."""
         self._key = key
         self._socket: web.WebSocketResponse | None = None
 
@@ -332,6 +334,8 @@ class FakeHarbor:
         if (refusal := self._refusal(request)) is not None:
             return refusal
         found = self.rollouts.get(request.match_info["id"])
+        if found is not None and found["id"] in self.unreadable:
+            return _problem(500, "Its result cannot be read.")
         if found is None:
             return _problem(404, "No such rollout.")
         whole = {**found, "lock": {"task": found["task"], "agent": found["agent"]["name"]}, "result": None}
