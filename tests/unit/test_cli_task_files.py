@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from gangline.cli.main import build_app
 from gangline.cli.tasks.files import parse_tasks, read_tasks, validated
 from gangline.domain.errors import InvalidRequest, UnknownPlugin
+from gangline.tasks.commands.evals.evaluate import _spec  # pyright: ignore[reportPrivateUsage]
 
 TASK = {"instruction": "go", "agent": {"harness": "shell", "settings": {"command": "true"}}}
 
@@ -60,3 +65,35 @@ def test_an_object_a_line_is_many_tasks() -> None:
         {"instruction": "a"},
         {"instruction": "b"},
     ]
+
+
+SETTINGS: dict[str, dict[str, Any]] = {"native": {"system_prompt": "Be brief."}, "shell": {"command": "true"}}
+
+
+@pytest.mark.parametrize(
+    ("own", "options", "harness", "settings"),
+    [
+        ("native", ["--harness", "pi"], "pi", {}),
+        ("native", ["--harness", "native"], "native", SETTINGS["native"]),
+        ("native", ["--command", "false"], "shell", {"command": "false"}),
+        ("native", ["--harness", "shell", "--command", "false"], "shell", {"command": "false"}),
+        ("shell", ["--command", "false"], "shell", {"command": "false"}),
+        ("shell", ["--harness", "native"], "native", {}),
+        (None, ["--harness", "pi"], "pi", {}),
+        ("native", [], "native", SETTINGS["native"]),
+    ],
+)
+def test_settings_of_another_harness_are_dropped(
+    tmp_path: Path, own: str | None, options: list[str], harness: str, settings: dict[str, Any]
+) -> None:
+    """By `submit` and by `eval` alike: they are another program's."""
+    agent = {} if own is None else {"agent": {"harness": own, "settings": SETTINGS[own], "grace_seconds": 1}}
+    path = tmp_path / "tasks.json"
+    path.write_text(json.dumps({"instruction": "go", **agent}))
+    done = CliRunner().invoke(build_app(), ["submit", str(path), *options, "--dry-run"])
+    (task,) = json.loads(done.stdout)
+    assert (task["agent"]["harness"], task["agent"].get("settings", {})) == (harness, settings)
+    assert task["agent"].get("grace_seconds") == (None if own is None else 1)
+    if "--command" not in options:
+        spec = _spec(str(path), read_tasks(str(path)), 1, tuple(options[1:]), None, None)
+        assert spec.tasks[0]["agent"].get("settings", {}) == settings

@@ -69,9 +69,10 @@ class Overrides(msgspec.Struct, frozen=True):
 
     def applied_to(self, body: dict[str, Any]) -> dict[str, Any]:
         """Raises: InvalidRequest, UnknownPlugin for the evaluator."""
+        harness = self.harness if self.harness or self.command is None else "shell"
         fields: tuple[tuple[tuple[str, ...], Any], ...] = (
             (("instruction",), self.instruction),
-            (("agent", "harness"), self.harness if self.harness or self.command is None else "shell"),
+            (("agent",), None if harness is None else with_harness(body.get("agent") or {}, harness)),
             (("agent", "settings", "command"), self.command),
             (("agent", "allow_no_model_call"), self.allow_no_model_call or None),
             (("num_samples",), self.samples),
@@ -89,3 +90,9 @@ class Overrides(msgspec.Struct, frozen=True):
                 inner = inner.setdefault(step, {})
             inner[path[-1]] = value
         return body
+
+
+def with_harness(agent: dict[str, Any], harness: str) -> dict[str, Any]:
+    """A task's `agent` with this harness. Settings of another one are dropped: they are that program's own."""
+    is_same = agent.get("harness", harness) == harness
+    return {name: value for name, value in agent.items() if is_same or name != "settings"} | {"harness": harness}

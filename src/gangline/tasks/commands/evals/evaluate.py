@@ -18,6 +18,7 @@ from gangline.cli.options.settings import UP
 from gangline.cli.service.through import with_own, with_running
 from gangline.cli.service.up import plan_of
 from gangline.cli.tasks.files import read_tasks, validated
+from gangline.cli.tasks.overrides import with_harness
 from gangline.cli.tasks.shards import ShardOption, of_shard
 from gangline.cli.terminal.exits import Exit
 from gangline.cli.terminal.output import (
@@ -242,10 +243,7 @@ def _with_harness(
 ) -> tuple[str, dict[str, Any]]:
     if harness is None:
         return named, body
-    agent = cast("dict[str, Any]", body.get("agent") or {})
-    if agent.get("harness", harness) != harness:  # another program has other settings
-        agent = {name: value for name, value in agent.items() if name != "settings"}
-    agent = {**agent, "harness": harness}
+    agent = with_harness(body.get("agent") or {}, harness)
     metadata = {**cast("dict[str, Any]", body.get("metadata") or {}), "harness": harness}
     return f"{named} ({harness})" if len(harnesses) > 1 else named, {**body, "agent": agent, "metadata": metadata}
 
