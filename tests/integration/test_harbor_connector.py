@@ -134,6 +134,9 @@ async def test_a_group_of_rollouts_becomes_a_task_with_tokens_and_harbors_reward
         await until(lambda: delivered)
         (task,) = delivered
         results = await place.client.result(task.task_id)
+        with pytest.raises(Conflict, match="not forkable, because Harbor ran its agent"):
+            await place.client.fork(results[0].session_id, 1)
+        assert (await place.client.status()).unplaced == {}
     assert task.rewards == (0.25, 1.0, 0.0)
     assert [result.outcome for result in results] == ["completed", "completed", "agent_error"]
     assert [said(result) for result in results[:2]] == heard

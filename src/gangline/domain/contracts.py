@@ -143,6 +143,14 @@ class VariesBetweenRuns(Protocol):
     """Regular expressions: see `forks.tolerance`."""
 
 
+@runtime_checkable
+class RunsElsewhere(Protocol):
+    """A harness that stands for another system's agents: their sessions cannot be run again here."""
+
+    runs_elsewhere: ClassVar[str]
+    """Why, as the rest of a sentence after "because"."""
+
+
 class Builder(Protocol):
     """Turns completions into a trajectory. Pure, deterministic, linear in tokens. Constructed with its validated
     `Config`."""

@@ -28,6 +28,7 @@ class HarborHarness:
 
     name: ClassVar[str] = "harbor"
     Config: ClassVar[type[BaseModel]] = HarborAgentConfig
+    runs_elsewhere: ClassVar[str] = "Harbor ran its agent, and no node can: retry the rollout in Harbor"
 
     def __init__(self, config: HarborAgentConfig) -> None:
         self._config = config

@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from gangline.domain.contracts import VariesBetweenRuns
+from gangline.domain.contracts import RunsElsewhere, VariesBetweenRuns
 from gangline.domain.errors import Conflict
 from gangline.domain.ids import ID_PATTERN
 from gangline.domain.seeds import derived_seed
@@ -81,6 +81,8 @@ def _fork(task: TaskRequest, recorded: SessionResult, sample_index: int, wanted:
     if task.steps:
         raise Conflict(f"session {recorded.session_id} is not forkable, because its task has steps.")
     harness = plugins.make_harness(task.agent.harness, task.agent.settings)
+    if isinstance(harness, RunsElsewhere):
+        raise Conflict(f"session {recorded.session_id} is not forkable, because {harness.runs_elsewhere}.")
     tolerance = Tolerance(harness.varying_text if isinstance(harness, VariesBetweenRuns) else ())
     if (why := why_not_forkable(recorded.completions, wanted.turn, tolerance)) is not None:
         raise Conflict(f"session {recorded.session_id} is not forkable, because {why}.")
