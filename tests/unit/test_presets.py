@@ -207,7 +207,7 @@ def test_an_operators_template_keeps_its_own_evaluator() -> None:
         ("code", live(private_test_cases="null"), "are not those of LiveCodeBench"),
         ("code", live(private_test_cases="[" * 100_000), "private_test_cases: is neither JSON"),
         ("code", live(private_test_cases="x"), "private_test_cases: is neither JSON"),
-        ("code", live(private_test_cases=packed(Path("x"))), "is not text"),
+        ("code", live(private_test_cases=packed(Path("x"))), "is not one text alone"),
         ("code", live(private_test_cases=packed("[]")[:20]), "private_test_cases: "),
         ("code", live(("1", "2"), metadata="[]"), "metadata or test cases"),
         ("math", {"problem": "x"}, "answer: Field required"),
