@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from jinja2 import TemplateError, UndefinedError
+from transformers import PreTrainedTokenizerFast
 
 from gangline.domain.errors import InvalidRequest, NotFound
 from gangline.models.language.models import resolve_tokenizer
@@ -29,11 +30,9 @@ def load_tokenizer(folder_or_name: Path | str) -> HfChatTokenizer:
         NotFound: there is no tokenizer of that name.
     """
     folder = resolve_tokenizer(str(folder_or_name))
-    loader: Any
-    if (folder / "tokenizer.json").is_file():
-        from transformers import PreTrainedTokenizerFast as loader  # noqa: PLC0415 - half a second
-    else:
-        from transformers import AutoTokenizer as loader  # noqa: PLC0415 - it loads torch
+    loader: Any = PreTrainedTokenizerFast
+    if not (folder / "tokenizer.json").is_file():
+        from transformers import AutoTokenizer as loader  # noqa: PLC0415 - it imports torch, which takes a second
     try:
         tokenizer = loader.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError) as error:
