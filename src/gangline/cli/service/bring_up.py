@@ -263,10 +263,11 @@ async def run_service(
 
 def _check_database(plan: Plan) -> None:
     """Raises: OtherVersion."""
-    from gangline.store.sql.database import check_database
+    named, own = {**os.environ, **plan.environment}.get("GANGLINE_DATABASE"), plan.data_dir / "server" / "gangline.db"
+    if named or own.exists():
+        from gangline.store.sql.database import check_database
 
-    named = {**os.environ, **plan.environment}.get("GANGLINE_DATABASE")
-    check_database(named or plan.data_dir / "server" / "gangline.db")
+        check_database(named or own)
 
 
 def _republish(data_dir: Path, live: list[running.Running], supervisor: Supervisor) -> None:
