@@ -29,7 +29,7 @@ from gangline.train.runs.store import read_run
 from support.engines.models import CONFIGS
 from support.requirements import need_module
 from support.sdk.talking_agent import tasks
-from support.service.cli_process import COMMAND, clean_environment, gangline, processes_with, wait_for
+from support.service.cli_process import COMMAND, clean_environment, gangline, gangline_here, processes_with, wait_for
 
 NUM_STEPS = 4
 
@@ -178,7 +178,7 @@ def test_a_run_goes_on_after_ctrl_c_and_after_a_kill_and_trains_on_no_group_twic
     ],
 )
 def test_what_does_not_fit_is_said_before_anything_starts(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
-    done = gangline("train", "validate", spec(tmp_path, **changes))
+    done = gangline_here("train", "validate", spec(tmp_path, **changes))
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr
@@ -256,8 +256,8 @@ def test_stale_tokens_that_nothing_corrects_for_are_warned_of(
 ) -> None:
     algorithm = {"overrides": {"loss.correction.level": "none"}}
     path = spec(tmp_path, algorithm=algorithm, schedule=schedule, learner={"old_logprobs": old_logprobs})
-    done = gangline("train", "validate", path)
+    done = gangline_here("train", "validate", path)
     assert done.returncode == 0, done.stderr
     assert ("trained on as if they were fresh" in done.stderr) is warns
     assert ("loss.correction.level" in done.stderr) is warns
-    assert len(json.loads(gangline("train", "validate", path, "--json").stdout)["warnings"]) == warns
+    assert len(json.loads(gangline_here("train", "validate", path, "--json").stdout)["warnings"]) == warns

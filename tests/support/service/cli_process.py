@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import select
@@ -10,12 +11,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import pytest
+
+from gangline.cli.main import load
 from support.requirements import TOOLS
 
-__all__ = ["Start", "UpProcess", "clean_environment", "gangline", "processes_with", "wait_for", "wait_until_gone"]
+__all__ = [
+    "Start",
+    "UpProcess",
+    "clean_environment",
+    "gangline",
+    "gangline_here",
+    "processes_with",
+    "wait_for",
+    "wait_until_gone",
+]
 
 COMMAND = (sys.executable, "-m", "gangline")
 GIVE_UP_S = 180.0
@@ -41,6 +56,20 @@ def gangline(
         env=clean_environment(**(env or {})),
         check=False,
     )
+
+
+def gangline_here(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The same in this process, for many cases of a command that only reads and prints: each start takes a second."""
+    words = [str(one) for one in arguments]
+    out, errors = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.dict(os.environ, clean_environment(), clear=True),
+        redirect_stdout(out),
+        redirect_stderr(errors),
+        pytest.raises(SystemExit) as ended,
+    ):
+        load(words)()
+    return subprocess.CompletedProcess(words, int(ended.value.code or 0), out.getvalue(), errors.getvalue())
 
 
 def processes_with(mark: str) -> dict[int, str]:
