@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import stat
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -161,6 +162,7 @@ def test_a_child_that_keeps_dying_ends_the_service_with_a_clear_message(start: S
         if pid not in killed:
             os.kill(pid, signal.SIGKILL)
             killed.add(pid)
+        time.sleep(0.02)  # it needs the processor to start the next
     code, errors = up.outcome()
     assert code == 1
     assert "giving up: the server was ended by SIGKILL, 5 times" in errors
