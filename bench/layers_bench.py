@@ -17,7 +17,7 @@ from typing import Any
 
 from gangline.domain.sandbox import RuntimeStart
 from gangline.domain.task import RuntimeSpec
-from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.bubblewrap.runtime import BubblewrapRuntime
 from gangline.testing.runtime_conformance.bench import until_present
 
 _FOLDERS = 100
@@ -44,7 +44,7 @@ def run() -> dict[str, dict[str, Any]]:
 
 
 async def _measured(root: Path) -> dict[str, dict[str, Any]]:
-    runtime = SandboxRuntime()
+    runtime = BubblewrapRuntime()
     spec = RuntimeSpec(network="none")
 
     def start(number: int, **more: Any) -> RuntimeStart:

@@ -16,7 +16,7 @@ from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.ids import new_id
 from gangline.domain.sandbox import RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
-from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.bubblewrap.runtime import BubblewrapRuntime
 from gangline.testing.adoption_conformance import in_keeper
 from support.requirements import need
 
@@ -86,7 +86,7 @@ def files(processes: dict[int, Process]) -> dict[int, int]:
 @pytest.mark.timeout(300)
 async def test_a_thousand_actions_of_all_kinds_grow_nothing(tmp_path: Path) -> None:
     try:
-        await SandboxRuntime().check()
+        await BubblewrapRuntime().check()
     except RuntimeUnavailable as error:
         need(False, error.message)
     start = RuntimeStart(

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.sandbox import Runtime
-from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.bubblewrap.runtime import BubblewrapRuntime
 from gangline.testing.adoption_conformance import AdoptionCheck, adoption_checks, in_keeper, run_adoption_check
 from gangline.testing.runtime_conformance import Check, checks, run_check
 
@@ -18,7 +18,7 @@ from gangline.testing.runtime_conformance import Check, checks, run_check
 @pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True)
 async def _sandbox_works() -> None:
     try:
-        await SandboxRuntime().check()
+        await BubblewrapRuntime().check()
     except RuntimeUnavailable as error:
         pytest.skip(error.message)
 

@@ -12,7 +12,7 @@ from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.session import SessionResult
 from gangline.node.sessions.attempt import Attempt
 from gangline.node.sessions.evaluation import MAX_ARTIFACT_BYTES, bounded
-from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.bubblewrap.runtime import BubblewrapRuntime
 from gangline.settings import plugins
 from support.node.attempt import lease_of, node_parts
 from support.node.folder_runtime import FolderRuntime
@@ -60,7 +60,7 @@ async def backend(request: pytest.FixtureRequest) -> str:
     need_command("git", "apt-get install git")
     if request.param == "sandbox":
         try:
-            await SandboxRuntime().check()
+            await BubblewrapRuntime().check()
         except RuntimeUnavailable as error:
             pytest.skip(error.message)
     return request.param

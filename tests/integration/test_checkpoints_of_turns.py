@@ -18,7 +18,7 @@ from gangline.domain.task import RuntimeSpec
 from gangline.node.sessions.attempt import Attempt
 from gangline.node.sessions.parts import NodeParts
 from gangline.node.sessions.reuse.checkpoints import Checkpoints
-from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.bubblewrap.runtime import BubblewrapRuntime
 from support.node.attempt import lease_of, node_parts
 
 AGENT = """
@@ -52,10 +52,10 @@ async def until(condition: Callable[[], bool]) -> None:
 @asynccontextmanager
 async def keeping(folder: Path, **bounds: Any) -> AsyncGenerator[NodeParts]:
     async with node_parts(folder) as parts:
-        checkpoints = Checkpoints(SandboxRuntime().release, **bounds)
+        checkpoints = Checkpoints(BubblewrapRuntime().release, **bounds)
         yield msgspec.structs.replace(parts, checkpoints=checkpoints)
         await checkpoints.close()
-        await SandboxRuntime().reap(parts.owner, parts.runtimes_folder)
+        await BubblewrapRuntime().reap(parts.owner, parts.runtimes_folder)
 
 
 def _named(completions: tuple[Completion, ...] | list[Completion]) -> list[str]:
@@ -70,7 +70,7 @@ async def test_each_record_names_the_files_as_they_were_at_its_turn(tmp_path: Pa
         assert len(set(named)) == 3
         for turn, checkpoint_id in enumerate(named):
             checkpoint = parts.checkpoints.find("s1", checkpoint_id)
-            fork = await SandboxRuntime().start(
+            fork = await BubblewrapRuntime().start(
                 RuntimeStart(
                     runtime_id=f"fork{turn}",
                     owner=parts.owner,

@@ -15,7 +15,7 @@ from gangline.domain.errors import EvaluatorError, InvalidRequest, RuntimeUnavai
 from gangline.domain.session import SessionResult
 from gangline.grading.cases.evaluator import same_output, same_value
 from gangline.node.sessions.attempt import Attempt
-from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.bubblewrap.runtime import BubblewrapRuntime
 from gangline.settings import plugins
 from support.node.attempt import lease_of, node_parts
 from support.node.folder_runtime import FolderRuntime
@@ -223,7 +223,7 @@ CHEATS = {
 
 async def in_a_sandbox(tmp_path: Path, solution: str, **config: Any) -> SessionResult:
     try:
-        await SandboxRuntime().check()
+        await BubblewrapRuntime().check()
     except RuntimeUnavailable as error:
         pytest.skip(error.message)
     agent = {

@@ -11,7 +11,7 @@ import pytest
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.session import SessionResult
 from gangline.node.sessions.attempt import Attempt
-from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.bubblewrap.runtime import BubblewrapRuntime
 from gangline.sandbox.namespaced import can_give_users
 from support.node.attempt import lease_of, node_parts
 
@@ -31,7 +31,7 @@ json.dump({"reward": reward, **said}, open("reward.json", "w"))
 @pytest.fixture
 async def _users() -> None:
     try:
-        await SandboxRuntime().check()
+        await BubblewrapRuntime().check()
     except RuntimeUnavailable as error:
         pytest.skip(error.message)
     if not can_give_users():

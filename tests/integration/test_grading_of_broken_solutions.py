@@ -17,7 +17,7 @@ from gangline.domain.session import SessionResult
 from gangline.grading import test_on_output
 from gangline.node.sessions.attempt import Attempt
 from gangline.node.sessions.parts import NodeParts
-from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.bubblewrap.runtime import BubblewrapRuntime
 from support.node.attempt import lease_of, node_parts
 
 IMPORTS = "import sol, json\njson.dump({'reward': float(sol.f(2) == 4)}, open('reward.json', 'w'))\n"
@@ -46,7 +46,7 @@ ENDS = {
 @pytest.fixture
 async def parts(tmp_path: Path) -> AsyncGenerator[NodeParts]:
     try:
-        await SandboxRuntime().check()
+        await BubblewrapRuntime().check()
     except RuntimeUnavailable as error:
         pytest.skip(error.message)
     async with node_parts(tmp_path) as parts:

@@ -11,7 +11,7 @@ from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.session import SessionResult
 from gangline.node.sessions.attempt import Attempt
 from gangline.rows.measured import why_without_reward
-from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.bubblewrap.runtime import BubblewrapRuntime
 from support.node.attempt import lease_of, node_parts
 
 GRADE = """
@@ -34,7 +34,7 @@ GRADER: dict[str, Any] = {
 async def backend(request: pytest.FixtureRequest) -> str:
     if request.param == "sandbox":
         try:
-            await SandboxRuntime().check()
+            await BubblewrapRuntime().check()
         except RuntimeUnavailable as error:
             pytest.skip(error.message)
     return request.param

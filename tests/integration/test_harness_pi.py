@@ -20,7 +20,7 @@ from gangline.domain.errors import HarnessError, RuntimeUnavailable
 from gangline.domain.ids import new_id
 from gangline.domain.sandbox import ExecResult, RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
-from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.bubblewrap.runtime import BubblewrapRuntime
 from gangline.settings.machine import Settings
 from support.node.folder_runtime import FolderRuntime
 
@@ -195,7 +195,7 @@ async def test_the_launch_filter_keeps_pis_exit_code(tmp_path: Path) -> None:
 @needs_pi
 async def test_pi_works_in_a_sandbox_whose_only_network_is_the_proxy(tmp_path: Path) -> None:
     settings = Settings.from_environ({"GANGLINE_TOOLS": str(TOOLS.parents[1])})
-    sandboxes = SandboxRuntime(settings)
+    sandboxes = BubblewrapRuntime(settings)
     try:
         await sandboxes.check()
     except RuntimeUnavailable as error:

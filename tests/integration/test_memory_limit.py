@@ -16,7 +16,7 @@ from gangline.domain.sandbox import RuntimeStart
 from gangline.domain.session import SessionResult
 from gangline.domain.task import LimitsSpec, RuntimeSpec
 from gangline.node.sessions.attempt import Attempt
-from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.bubblewrap.runtime import BubblewrapRuntime
 from support.node.attempt import lease_of, node_parts
 
 MEMORY_BYTES = 128 << 20
@@ -27,7 +27,7 @@ async def ended(tmp_path: Path, command: str, **task: Any) -> SessionResult:
     runtime = {"backend": "sandbox", "limits": {"memory_bytes": MEMORY_BYTES}, **task.pop("runtime", {})}
     agent = {"harness": "shell", "settings": {"command": command}, "allow_no_model_call": True}
     try:
-        await SandboxRuntime().check()
+        await BubblewrapRuntime().check()
     except RuntimeUnavailable as error:
         pytest.skip(error.message)
     async with node_parts(tmp_path / "node") as parts:
@@ -80,7 +80,7 @@ async def test_a_prepare_action_killed_by_the_limit_says_so(tmp_path: Path) -> N
 
 async def test_a_tool_process_killed_by_the_limit_says_so(tmp_path: Path) -> None:
     """A server of the agent's tools, which is a channel's command."""
-    runtime = SandboxRuntime()
+    runtime = BubblewrapRuntime()
     try:
         await runtime.check()
     except RuntimeUnavailable as error:

@@ -15,7 +15,7 @@ from gangline.domain.errors import InvalidRequest, RuntimeUnavailable
 from gangline.domain.ids import new_id
 from gangline.domain.sandbox import ExecResult, Runtime, RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
-from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.bubblewrap.runtime import BubblewrapRuntime
 from gangline.sandbox.process import ProcessRuntime
 
 WHERE = "import sled_package, sys; print(sled_package.__file__); print(sys.prefix)"
@@ -41,7 +41,7 @@ async def started(runtime: Runtime, folder: Path, python: Path | None) -> Sandbo
     return await runtime.start(start)
 
 
-@pytest.mark.parametrize("kind", [SandboxRuntime, ProcessRuntime])
+@pytest.mark.parametrize("kind", [BubblewrapRuntime, ProcessRuntime])
 async def test_its_interpreter_is_python3_and_its_packages_can_be_imported(
     tmp_path: Path, venv: Path, kind: Callable[[], Runtime]
 ) -> None:
@@ -58,12 +58,12 @@ async def test_its_interpreter_is_python3_and_its_packages_can_be_imported(
 
 
 async def test_a_sandbox_cannot_write_to_it_and_does_not_see_it_unasked(tmp_path: Path, venv: Path) -> None:
-    handle = await started(SandboxRuntime(), tmp_path / "with", venv)
+    handle = await started(BubblewrapRuntime(), tmp_path / "with", venv)
     try:
         assert not (await handle.exec(["touch", str(venv / "bin" / "mine")])).ok
     finally:
         await handle.stop()
-    handle = await started(SandboxRuntime(), tmp_path / "without", None)
+    handle = await started(BubblewrapRuntime(), tmp_path / "without", None)
     try:
         assert not (await handle.exec(["test", "-e", str(venv)])).ok
         assert not (await handle.exec(["python3", "-c", WHERE])).ok
@@ -71,7 +71,7 @@ async def test_a_sandbox_cannot_write_to_it_and_does_not_see_it_unasked(tmp_path
         await handle.stop()
 
 
-@pytest.mark.parametrize("kind", [SandboxRuntime, ProcessRuntime])
+@pytest.mark.parametrize("kind", [BubblewrapRuntime, ProcessRuntime])
 async def test_a_folder_without_an_interpreter_is_refused(tmp_path: Path, kind: Callable[[], Runtime]) -> None:
     with pytest.raises(InvalidRequest, match="no bin/python3"):
         await started(kind(), tmp_path, tmp_path)

@@ -13,7 +13,7 @@ from gangline.domain.placement import Offer
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import PULLING
 from gangline.node.health.offers import Offers
-from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.bubblewrap.runtime import BubblewrapRuntime
 from gangline.sandbox.containers.runtime import DockerRuntime
 from gangline.settings.machine import Settings
 from gangline.store.sql.tasks import TaskStore
@@ -249,7 +249,7 @@ def test_a_store_of_version_5_takes_images_with_long_names(any_database: str) ->
 async def test_a_node_tells_the_images_of_its_folders_as_they_come_and_go(tmp_path: Path) -> None:
     folder, cache = tmp_path / "images", tmp_path / "cache"
     settings = Settings(image_folders=(folder,), cache_dir=cache)
-    told = Offers(["sandbox"], lambda _: SandboxRuntime(settings))
+    told = Offers(["sandbox"], lambda _: BubblewrapRuntime(settings))
     assert told.offer.images == {}, "a start looks for programs only"
     await told.look_at_images()
     assert told.offer.images == {"sandbox": {str(folder): "", str(cache / "images"): ""}}
@@ -341,7 +341,7 @@ async def test_a_node_tells_the_gpus_that_its_operator_named(tmp_path: Path) -> 
     engine.write_text("#!/bin/sh\n")
     engine.chmod(0o755)
     settings = Settings(docker=(str(engine),), gpus=("nvidia.com/gpu=0", "nvidia.com/gpu=1"))
-    made = {"docker": lambda: DockerRuntime(settings), "sandbox": lambda: SandboxRuntime(settings)}
+    made = {"docker": lambda: DockerRuntime(settings), "sandbox": lambda: BubblewrapRuntime(settings)}
     assert Offers(["docker", "sandbox"], lambda name: made[name]()).offer.gpus == {"docker": 2}
     with pytest.raises(ValueError, match="named twice"):
         Settings(gpus=("a", "a"))

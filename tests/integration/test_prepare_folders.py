@@ -12,7 +12,7 @@ from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import new_id
 from gangline.domain.sandbox import RuntimeStart
 from gangline.domain.task import RuntimeSpec
-from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.bubblewrap.runtime import BubblewrapRuntime
 from gangline.settings.machine import Settings
 from support.requirements import need_command
 
@@ -45,7 +45,7 @@ async def test_the_first_kill_takes_the_folder_and_whoever_had_it_open(
     clones: Path, tmp_path: Path, exposed: bool
 ) -> None:
     environ = {"GANGLINE_EXPOSE": str(clones.parent)} if exposed else {}
-    runtime = SandboxRuntime(Settings.from_environ({**environ, "HOME": str(tmp_path)}))
+    runtime = BubblewrapRuntime(Settings.from_environ({**environ, "HOME": str(tmp_path)}))
     handle = await runtime.start(started(tmp_path, clones))
     try:
         assert (await handle.exec(f"cat {clones}/fix > copied; touch {clones}/new")).exit_code == 1
@@ -60,6 +60,6 @@ async def test_the_first_kill_takes_the_folder_and_whoever_had_it_open(
 
 
 async def test_a_missing_folder_is_named(clones: Path, tmp_path: Path) -> None:
-    runtime = SandboxRuntime(Settings.from_environ({"HOME": str(tmp_path)}))
+    runtime = BubblewrapRuntime(Settings.from_environ({"HOME": str(tmp_path)}))
     with pytest.raises(InvalidRequest, match="absent"):
         await runtime.start(started(tmp_path, clones / "absent"))

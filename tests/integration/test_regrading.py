@@ -14,7 +14,7 @@ from gangline.domain.session import Grading, GradingRequest, SessionResult
 from gangline.node.sessions.attempt import Attempt
 from gangline.node.sessions.parts import NodeParts
 from gangline.node.sessions.replay.regrading import regrade
-from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.bubblewrap.runtime import BubblewrapRuntime
 from support.node.attempt import lease_of, node_parts
 
 WRITES = "mkdir -p deep && printf 41 > deep/answer.txt && chmod 755 deep/answer.txt && rm -f given.txt"
@@ -25,7 +25,7 @@ PREPARED = [{"type": "write", "path": "given.txt", "content": "given"}]
 async def backend(request: pytest.FixtureRequest) -> str:
     if request.param == "sandbox":
         try:
-            await SandboxRuntime().check()
+            await BubblewrapRuntime().check()
         except RuntimeUnavailable as error:
             pytest.skip(error.message)
     return request.param

@@ -16,13 +16,13 @@ from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.ids import new_id
 from gangline.domain.sandbox import Runtime, RuntimeStart, Sandbox
 from gangline.domain.task import LimitsSpec, RuntimeSpec
-from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.bubblewrap.runtime import BubblewrapRuntime
 from gangline.sandbox.process import ProcessRuntime
 
 DAEMON = "setsid sh -c 'sleep 4242 &' > /dev/null 2>&1"
 
 
-@pytest.fixture(params=[SandboxRuntime, ProcessRuntime], ids=["sandbox", "process"])
+@pytest.fixture(params=[BubblewrapRuntime, ProcessRuntime], ids=["sandbox", "process"])
 async def runtime(request: pytest.FixtureRequest) -> Runtime:
     runtime: Runtime = request.param()
     try:
@@ -148,7 +148,7 @@ async def test_a_killed_node_leaves_what_reap_removes(runtime: Runtime, tmp_path
 @pytest.mark.skipif(os.geteuid() != 0, reason="does not apply: only root can become another user")
 async def test_the_sandbox_keeps_its_contract_for_an_ordinary_user(tmp_path: Path) -> None:
     try:
-        await SandboxRuntime().check()
+        await BubblewrapRuntime().check()
     except RuntimeUnavailable as error:
         pytest.skip(error.message)
     os.chown(tmp_path, 54321, 54321)
@@ -179,7 +179,7 @@ async def test_the_sandbox_keeps_its_contract_for_an_ordinary_user(tmp_path: Pat
 
 @pytest.mark.parametrize("hosts", [None, "127.0.0.1 localhost\n10.0.0.9 database\n"])
 async def test_an_image_is_the_root_file_system(tmp_path: Path, hosts: str | None) -> None:
-    runtime = SandboxRuntime()
+    runtime = BubblewrapRuntime()
     try:
         await runtime.check()
     except RuntimeUnavailable as error:
@@ -224,7 +224,7 @@ async def test_exposing_a_folder_exposes_none_of_its_neighbours(tmp_path: Path) 
     (tool / "bin" / "greet").chmod(0o755)
     (tmp_path / "private" / "secret").write_text("secret")
     (tmp_path / "private").chmod(0o700)
-    runtime = SandboxRuntime(Settings.from_environ({"GANGLINE_EXPOSE": str(tool), "HOME": str(tmp_path)}))
+    runtime = BubblewrapRuntime(Settings.from_environ({"GANGLINE_EXPOSE": str(tool), "HOME": str(tmp_path)}))
     try:
         await runtime.check()
     except RuntimeUnavailable as error:

@@ -14,7 +14,7 @@ from gangline.domain.errors import RuntimeFailed, RuntimeUnavailable
 from gangline.domain.ids import new_id
 from gangline.domain.sandbox import Runtime, RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
-from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.bubblewrap.runtime import BubblewrapRuntime
 from gangline.sandbox.commands import execution, forkserver
 from gangline.sandbox.commands.spawner import Spawner
 from gangline.sandbox.network.relay import listening_inside
@@ -25,7 +25,7 @@ NUM_ACTIONS = 1000
 MAX_PRIVATE_BYTES = 3 << 20
 
 
-@pytest.fixture(params=[SandboxRuntime, ProcessRuntime], ids=["sandbox", "process"])
+@pytest.fixture(params=[BubblewrapRuntime, ProcessRuntime], ids=["sandbox", "process"])
 async def runtime(request: pytest.FixtureRequest) -> Runtime:
     runtime: Runtime = request.param()
     try:

@@ -11,7 +11,7 @@ import pytest
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.session import SessionResult
 from gangline.node.sessions.attempt import Attempt
-from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.bubblewrap.runtime import BubblewrapRuntime
 from support.node.attempt import lease_of, node_parts
 from support.service.cli_process import processes_with
 
@@ -33,7 +33,7 @@ WRITE_AGENT = {"type": "exec", "command": f"cat > ~/agent.py <<'EOF'\n{AGENT}\nE
 async def backend(request: pytest.FixtureRequest) -> str:
     if request.param == "sandbox":
         try:
-            await SandboxRuntime().check()
+            await BubblewrapRuntime().check()
         except RuntimeUnavailable as error:
             pytest.skip(error.message)
     return request.param

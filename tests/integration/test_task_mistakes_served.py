@@ -16,7 +16,7 @@ import pytest
 from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.session import SessionResult
 from gangline.node.sessions.attempt import Attempt
-from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.bubblewrap.runtime import BubblewrapRuntime
 from gangline.server.run import serving
 from support.node.attempt import lease_of, node_parts
 from support.task_mistakes import MISTAKES, SHELL
@@ -40,7 +40,7 @@ BACKENDS = ["process", "sandbox"]
 async def ended(tmp_path: Path, runtime: dict[str, Any], command: Any = "true") -> SessionResult:
     if runtime["backend"] == "sandbox":
         try:
-            await SandboxRuntime().check()
+            await BubblewrapRuntime().check()
         except RuntimeUnavailable as error:
             pytest.skip(error.message)
     given = {"harness": "shell", "settings": {"command": command}, "allow_no_model_call": True}

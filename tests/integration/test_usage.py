@@ -17,7 +17,7 @@ from gangline.domain.session import SessionResult
 from gangline.domain.usage import AMOUNTS
 from gangline.node.sessions.attempt import Attempt
 from gangline.node.sessions.parts import NodeParts
-from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.bubblewrap.runtime import BubblewrapRuntime
 from gangline.sandbox.process import ProcessRuntime
 from gangline.settings import plugins
 from gangline.testing.adoption_conformance import Lives
@@ -70,7 +70,7 @@ class Front:
 
 async def _in_sandbox() -> None:
     try:
-        await SandboxRuntime().check()
+        await BubblewrapRuntime().check()
     except RuntimeUnavailable as error:
         pytest.skip(error.message)
 
@@ -163,7 +163,7 @@ async def test_what_was_used_survives_the_nodes_death(tmp_path: Path) -> None:
 @pytest.mark.parametrize("check", CHECKS.applying(isolated=True), ids=lambda check: check.__name__)
 async def test_a_sandbox_counts(check: Check, tmp_path: Path) -> None:
     await _in_sandbox()
-    await run_check(check, SandboxRuntime(), tmp_path, isolated=True)
+    await run_check(check, BubblewrapRuntime(), tmp_path, isolated=True)
 
 
 @pytest.mark.parametrize("check", CHECKS.applying(isolated=False), ids=lambda check: check.__name__)

@@ -22,7 +22,7 @@ from gangline.interop.harbor.tasks.task import read_harbor_task
 from gangline.machine.reading.imported import Choices
 from gangline.machine.reading.paths import SourcePath
 from gangline.node.sessions.attempt import Attempt
-from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.bubblewrap.runtime import BubblewrapRuntime
 from gangline.tasks.vetting.trials import solved_task
 from support.compared import same
 from support.node.attempt import lease_of, node_parts
@@ -126,7 +126,7 @@ async def python() -> str:
     found = os.environ.get("GANGLINE_HARBOR_PYTHON", "")
     need(shutil.which(found), "GANGLINE_HARBOR_PYTHON names no Python with Harbor: run make test-peers")
     try:
-        await SandboxRuntime().check()
+        await BubblewrapRuntime().check()
     except RuntimeUnavailable as error:
         pytest.skip(error.message)
     return found

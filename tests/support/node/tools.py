@@ -14,7 +14,7 @@ from gangline.domain.errors import RuntimeUnavailable
 from gangline.domain.ids import new_id
 from gangline.domain.sandbox import RuntimeStart
 from gangline.domain.task import RuntimeSpec
-from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.bubblewrap.runtime import BubblewrapRuntime
 from gangline.sandbox.process import ProcessRuntime
 
 __all__ = ["action_server", "tool_context"]
@@ -44,7 +44,7 @@ async def tool_context(
     folder: Path, *, max_output_bytes: int = 16_384, python: str = "python3"
 ) -> AsyncGenerator[ToolContext]:
     """A session in a sandbox without a network; a failed action server is replaced. Skips where none can start."""
-    runtime = SandboxRuntime()
+    runtime = BubblewrapRuntime()
     try:
         await runtime.check()
     except RuntimeUnavailable as error:

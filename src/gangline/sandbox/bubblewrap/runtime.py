@@ -87,7 +87,7 @@ def obstacle(complaint: str, proc_sys: Path = Path("/proc/sys"), path: str | Non
     return f"a sandbox does not start: {complaint}"
 
 
-class SandboxRuntime(Runtime):
+class BubblewrapRuntime(Runtime):
     """Starts sandboxes with `bwrap`."""
 
     name: ClassVar[str] = "sandbox"
@@ -152,7 +152,7 @@ class _BubblewrapSandbox(NamespacedSandbox):
         self._expose = python.beside(expose)
         self._mounts = mounts
         self._reading = FirstLife(start)
-        super().__init__(start, SandboxRuntime.name, shared, user)
+        super().__init__(start, BubblewrapRuntime.name, shared, user)
 
     def _make_more(self) -> None:
         known = Path(self._start.spec.image or "/", "etc/hosts")
