@@ -24,6 +24,7 @@ QUESTIONS = {
     "a Gemini tool call is parsed": "wire/dialects/google/tools.py",
     "a prompt is stitched": "node/capture/stitch.py",
     "a lease is given, renewed and expires": "store/sql/leasing.py",
+    "a session's outcome is decided": "node/sessions/harness/run.py",
     "a reward is written into traces": "rows/rewards.py",
     "a sandbox's memory limit is set": "sandbox/confinement/cgroups.py",
 }
