@@ -36,9 +36,9 @@ _LEFT_OUT = re.compile(r"usr/share/(doc|man|locale|info|lintian)\b|etc/alternati
 """Papers, and what is made above and below."""
 
 
-def write_root(file: Path) -> None:
+def write_root(file: Path, packages: tuple[str, ...] = _PACKAGES) -> None:
     """Write a root file system as a tar archive: those packages of this machine, and all that they need."""
-    paths = sorted({_real(line) for line in _files(_closure(_PACKAGES)) if line.startswith("/") and line != "/."})
+    paths = sorted({_real(line) for line in _files(_closure(packages)) if line.startswith("/") and line != "/."})
     with tarfile.open(file, "w") as tar:
         for name in (*_MERGED, *_MADE):
             if Path("/", name).exists():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -21,7 +21,13 @@ _INSTALL = "run, as root: apt-get install -y docker.io podman uidmap runc"
 @pytest.fixture(scope="session", params=ENGINES)
 def container_runtime(request: pytest.FixtureRequest) -> Generator[str]:
     """Name of a runtime whose engine runs."""
-    name: str = request.param
+    with engine_running(request.param):
+        yield request.param
+
+
+@contextmanager
+def engine_running(name: str) -> Generator[None]:
+    """The engine of a runtime, for the block."""
     need(installed("dpkg-query", "unshare"), "dpkg-query and unshare make and start what is tested")
     if name == "docker":
         need(installed("docker", "dockerd"), f"docker is missing: {_INSTALL}")
@@ -33,4 +39,4 @@ def container_runtime(request: pytest.FixtureRequest) -> Generator[str]:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         for variable, value in env.items():
             patch.setenv(variable, value)
-        yield name
+        yield

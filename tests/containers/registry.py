@@ -77,14 +77,15 @@ class Registry:
 
     def __init__(self, runtime: str, argv: Sequence[str], port: int, log: Path) -> None:
         self.address = f"127.0.0.1:{port}"
-        self._entering = _entering(runtime)
+        self.entering = _entering(runtime)
+        """Start of a command line in the engine's network."""
         self._argv = argv
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen([*self._entering, *self._argv], stdout=log, stderr=log)
+            self._process = subprocess.Popen([*self.entering, *self._argv], stdout=log, stderr=log)
         wait_for(self._answers)
 
     def stop(self) -> None:
@@ -98,7 +99,7 @@ class Registry:
         assert self._process.poll() is None, self._log.read_text()[-2000:]
         host, port = self.address.split(":")
         dial = f"import socket; socket.create_connection(('{host}', {port}), 5).close()"
-        return subprocess.run([*self._entering, sys.executable, "-c", dial], capture_output=True).returncode == 0
+        return subprocess.run([*self.entering, sys.executable, "-c", dial], capture_output=True).returncode == 0
 
     def layers_sent(self, name: str) -> list[str]:
         """Digest of each blob of an image that a client took, in order."""

@@ -103,7 +103,7 @@ async def test_a_node_pulls_what_it_is_asked_for_and_says_why_it_cannot(tmp_path
         assert held.digest.startswith("sha256:")
         with pytest.raises(PullFailed, match="manifest unknown"):
             await node.client.prefetch("docker", "absent:1")
-        for runtime, image in (("sandbox", "swe:1"), ("docker", "--privileged")):
+        for runtime, image in (("process", "swe:1"), ("docker", "--privileged"), ("sandbox", "--privileged")):
             with pytest.raises(InvalidRequest, match=r"pulls no images|the name of an image"):
                 await node.client.prefetch(runtime, image)
     assert pulled.read_text().split() == ["docker.io/library/swe:1"]

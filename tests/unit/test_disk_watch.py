@@ -25,7 +25,7 @@ class FileSystem:
         self.num_looks = self.num_measures = 0
         monkeypatch.setattr(disk, "_PAUSE_S", 0.0)
         monkeypatch.setattr(disk, "_taken", self._looked)
-        monkeypatch.setattr(disk, "_counted", self._counted)
+        monkeypatch.setattr(disk, "counted", self._counted)
 
     def _looked(self, folders: Sequence[Path]) -> dict[str, int] | None:
         self.num_looks += 1

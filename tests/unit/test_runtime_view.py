@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import resource
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.task import LimitsSpec
-from gangline.sandbox.bubblewrap.command_line import View, arguments, private_files
+from gangline.sandbox.bubblewrap.command_line import View, arguments, content_of, private_files
 from gangline.sandbox.bubblewrap.runtime import obstacle
 from gangline.sandbox.confinement.cgroups import group_name, joined_groups, make_groups, remove_owned
 from gangline.sandbox.confinement.limits import enforcement
@@ -41,12 +41,55 @@ def test_an_image_that_holds_a_mount_point_is_bound_by_its_entries(tmp_path: Pat
     (image / "bin").symlink_to("usr/bin")
     args = arguments(view(tmp_path, image=image, expose=[Path("/root/tools")]))
     bound = mounts(args, "--ro-bind")
-    assert (str(image / "usr"), "/usr") in bound
-    assert (str(image / "root/notes"), "/root/notes") in bound
-    assert (str(image / "root"), "/root") not in bound
-    assert not any(inside.startswith("/tmp") for _source, inside in bound)
-    assert mounts(args, "--symlink") == [("usr/bin", "/bin")]
-    assert args[-2:] == ["--remount-ro", "/"]
+    assert (str(image / "usr"), "/image/usr") in bound
+    assert (str(image / "root/notes"), "/image/root/notes") in bound
+    assert (str(image / "root"), "/image/root") not in bound
+    assert not any(inside.startswith("/image/tmp") for _source, inside in bound)
+    assert mounts(args, "--symlink") == [("usr/bin", "/image/bin")]
+    assert args[-2:] == ["--remount-ro", "/image/"]
+
+
+@pytest.mark.parametrize(
+    "point", ["tmp", "workspace", "root", "root/tools", "etc", "etc/hosts", "etc/passwd", "etc/group"]
+)
+@pytest.mark.parametrize("leads_to", ["/oldroot/srv", "/etc", "nowhere", "../../.."])
+def test_no_mount_follows_a_link_of_an_image(tmp_path: Path, point: str, leads_to: str) -> None:
+    """While bubblewrap makes the mounts, /oldroot is the host's root."""
+    image = tmp_path / "image"
+    (image / point).parent.mkdir(parents=True)
+    (image / point).symlink_to(leads_to)
+    args = arguments(view(tmp_path, image=image, expose=[Path("/root/tools")]))
+    links = {PurePosixPath(inside) for _leads_to, inside in mounts(args, "--symlink")}
+    bound = [inside for option in ("--bind", "--ro-bind") for _source, inside in mounts(args, option)]
+    made = [
+        PurePosixPath(path) for path in (*bound, *(args[at + 1] for at, word in enumerate(args) if word == "--dir"))
+    ]
+    assert len(made) > 5
+    assert [path for path in made if links & {path, *path.parents}] == []
+
+
+@pytest.mark.parametrize(
+    ("links", "inside", "there"),
+    [
+        ({}, "/a/b", "a/b"),
+        ({"x": "/a"}, "/x/b", "a/b"),
+        ({"x": "../../a"}, "/x/b", "a/b"),
+        ({"a/up": ".."}, "/a/up/a/b", "a/b"),
+        ({"x": "/etc"}, "/x", None),
+        ({"x": "y", "y": "x"}, "/x", None),
+        ({"x": "n" * 300}, "/x", None),
+        ({}, "/missing", None),
+        ({}, "/a/file", None),
+    ],
+)
+def test_links_of_an_image_lead_inside_it(
+    tmp_path: Path, links: dict[str, str], inside: str, there: str | None
+) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "file").touch()
+    for name, leads_to in links.items():
+        (tmp_path / name).symlink_to(leads_to)
+    assert content_of(tmp_path, inside) == (None if there is None else tmp_path / there)
 
 
 def test_an_exposed_folder_inside_a_shared_one_is_mounted_after_it(tmp_path: Path) -> None:

@@ -17,7 +17,15 @@ MAX_IMAGES = 2000
 _DIGEST_CHARS = 8
 _ID = re.compile(r"(?:sha256:)?([0-9a-f]{12})[0-9a-f]{0,52}")
 _ID_CHARS = 12
+_NAME = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._-]*(:\d+)?(/[A-Za-z0-9._-]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?", re.ASCII
+)
 _IMPLIED = re.compile(r"^(?:(?:index\.)?docker\.io/|localhost/)?(?:library/)?")
+
+
+def is_image_name(text: str) -> bool:
+    """Whether it is the name of an image, or an id: never an option, a path, or another place."""
+    return _NAME.fullmatch(text) is not None
 
 
 def located(image: str) -> tuple[str, str]:

@@ -33,7 +33,10 @@ class ImageStore(Protocol):
         ...
 
     async def pull(self, image: str) -> None:
-        """Pull the image by its whole name, with the engine's own credentials. Cancelling it ends the pull."""
+        """Pull the image by its whole name, with the engine's own credentials. Cancelling it ends the pull.
+
+        Raises: PullFailed if another try would fail as well; RuntimeFailed, whose words tell.
+        """
         ...
 
     async def layers(self, image: str) -> Mapping[str, int]:

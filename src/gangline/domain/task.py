@@ -105,8 +105,8 @@ class RuntimeSpec(_Spec):
     backend: str = "sandbox"
     """Name of a runtime plug-in: `sandbox`, `docker`, `podman`, or `process` (no isolation)."""
     image: Image | None = None
-    """Root file system: the name of an image (`docker`, `podman`: always) or a folder (`sandbox`; None: the host's,
-    read-only)."""
+    """Root file system: the name of an image (`docker`, `podman`: always; `sandbox`) or a folder (`sandbox`; None: the
+    host's, read-only)."""
     python: str | None = Field(default=None, pattern=r"^/[^\x00]+$")
     """A Python environment on the node's machine, such as a venv: its folder, which the runtime sees read-only at the
     same path together with the installation that it was made from. Its programs come first in `PATH`, so that `python3`
@@ -128,7 +128,8 @@ class RuntimeSpec(_Spec):
     workdir: FolderPath = "/workspace"
     """Where the harness starts."""
     folders: tuple[FolderPath, ...] = ()
-    """More folders of the session, writable and empty at first, such as `/logs`, for programs with built-in paths."""
+    """More folders of the session, writable, such as `/logs`, for programs with built-in paths. At first empty, or with
+    the image's content."""
     mounts: dict[FolderPath, HostFolder] = Field(default_factory=dict, max_length=64)
     """Folders of the node's machine that the sandbox sees read-only at other paths: path inside to the folder there
     (`sandbox`, `apptainer`, `docker`, `podman`). The node's operator must have named it, or a folder around it, in

@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import new_id
+from gangline.domain.image_names import is_image_name
 from gangline.domain.sandbox import ExecRequest, ExecResult, Runtime, RuntimeStart
 from gangline.domain.task import LimitsSpec, RuntimeSpec, WriteAction
 from gangline.sandbox.commands.execution import EndAll, Order
@@ -39,24 +40,30 @@ GRADER_HOME = "/home/grader"
 _CAP_SYS_ADMIN = 21
 
 
-def check_spec(spec: RuntimeSpec, reserved: Sequence[str]) -> None:
-    """reserved: paths that the session's folders may not use. Raises: InvalidRequest."""
+def check_spec(spec: RuntimeSpec, reserved: Sequence[str], *, has_names: bool = False) -> None:
+    """reserved: paths that the session's folders may not use. has_names: whether images may be names. Raises:
+    InvalidRequest."""
     own = ["/tmp", HOME, _checked_folder(spec.workdir, "runtime.workdir", reserved)]
     own += [_checked_folder(path, "runtime.folders", reserved) for path in spec.folders]
     closed = [path for path in reserved if path != "/opt"]  # a folder in it may be shown, since it is read-only
     for inside in spec.mounts:
         _checked_folder(inside, "runtime.mounts", closed)
     refuse_own(spec, own)
-    check_image_path(spec.image)
+    check_image(spec.image, has_names=has_names)
     check_written(spec, own)
 
 
-def check_image_path(image: str | None) -> None:
+def check_image(image: str | None, *, has_names: bool) -> None:
     """Raises: InvalidRequest."""
-    if image is not None and not PurePosixPath(image).is_absolute():
+    if image is not None and has_names and not image.startswith("/") and not is_image_name(image):
+        raise InvalidRequest(
+            f"runtime.image must be the name of an image, such as debian:12, or an absolute path on the node's "
+            f"machine, got {image[:200]!r}."
+        )
+    if image is not None and not has_names and not PurePosixPath(image).is_absolute():
         raise InvalidRequest(
             f"runtime.image must be an absolute path on the node's machine, got {image!r}; names of images, such as "
-            "debian:12, are for `docker` and `podman`."
+            "debian:12, are for `sandbox`, `docker` and `podman`."
         )
 
 
@@ -117,8 +124,15 @@ class NamespacedSandbox(SupervisedSandbox):
     has_private_mounts: ClassVar[bool] = False
     """Whether it can show mounts of a single namespace; `_launch` receives the way into it."""
 
-    def __init__(self, start: RuntimeStart, runtime: str, shared: Mapping[str, Path], user: HeldUser | None) -> None:
-        """user: runs its commands; None keeps the current one."""
+    def __init__(
+        self,
+        start: RuntimeStart,
+        runtime: str,
+        shared: Mapping[str, Path],
+        user: HeldUser | None,
+        content: Mapping[str, Path] | None = None,
+    ) -> None:
+        """user: runs its commands; None keeps the current one. content: see `Layers`."""
         super().__init__(
             start,
             runtime,
@@ -143,6 +157,7 @@ class NamespacedSandbox(SupervisedSandbox):
             mounts=self.has_private_mounts,
             private=shared.get(GRADER_HOME),
             processes=Freezer(self._groups, group, users),
+            content=content,
         )
 
     # -- how its namespaces are made -----------------------------------------------------------------------------
@@ -158,7 +173,7 @@ class NamespacedSandbox(SupervisedSandbox):
         """
 
     async def _entered(self, proc_fd: int) -> None:
-        """Inspect the started sandbox. `proc_fd`: the open `/proc/<pid>` folder of its first process."""
+        """Complete the started sandbox. `proc_fd`: the open `/proc/<pid>` folder of its first process."""
 
     @abstractmethod
     def _environment(self, extra: Mapping[str, str]) -> dict[str, str]:
@@ -222,8 +237,8 @@ class NamespacedSandbox(SupervisedSandbox):
         holder = self._holder = await Holder.start(
             await run_to_end(self._launch, self._layers.entering), self._mark.label
         )
-        self._spawner = Spawner(self._mark.label, holder.proc_fd)
         await self._entered(holder.proc_fd)
+        self._spawner = Spawner(self._mark.label, holder.proc_fd)
         if self._start.spec.network in ("proxy", "list"):
             await self._listeners.open(self._mark.label, holder.proc_fd, self._start)
         await self._spawner.ready()

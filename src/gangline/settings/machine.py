@@ -45,7 +45,7 @@ class Settings(BaseModel):
     cache_dir: Annotated[_Folder, Setting(env=("GANGLINE_CACHE",))] = Field(
         default_factory=lambda: Path("~/.cache/gangline").expanduser()
     )
-    """Folder of converted models. Default: `$XDG_CACHE_HOME/gangline`, else `~/.cache/gangline`."""
+    """Folder of converted models and unpacked images. Default: `$XDG_CACHE_HOME/gangline`, else `~/.cache/gangline`."""
     expose: Annotated[_Folders, Setting(env=("GANGLINE_EXPOSE",))] = ()
     """Host folders that sandboxes see read-only at the same path, in addition to the host's /usr and /etc. The Python
     that runs Gangline and `tools_dir` are always included. The variable separates them by `:`.
@@ -79,7 +79,7 @@ class Settings(BaseModel):
     image_mirrors: Annotated[dict[str, str], Setting(env=("GANGLINE_IMAGE_MIRRORS",))] = Field(
         default_factory=dict[str, str]
     )
-    """Where images of docker and podman are pulled from instead, as JSON: {"docker.io": "mirror.corp:5000/hub"} pulls
+    """Where images are pulled from instead, as JSON: {"docker.io": "mirror.corp:5000/hub"} pulls
     `mirror.corp:5000/hub/library/debian:12` for `debian:12`. A longer name, such as `docker.io/swebench`, counts first.
     """
     gpus: Annotated[tuple[str, ...], Setting(env=("GANGLINE_GPUS",), words=True), AfterValidator(_are_different)] = ()

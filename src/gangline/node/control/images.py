@@ -19,7 +19,7 @@ class PrefetchRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     runtime: Annotated[str, Field(max_length=64)]
-    """Name of the runtime: `docker` or `podman`."""
+    """Name of the runtime: `docker`, `podman` or `sandbox`."""
     image: Annotated[str, Field(min_length=1, max_length=512)]
     """As a task names it."""
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 import msgspec
 
 from gangline.domain.errors import InvalidRequest, RuntimeFailed
 from gangline.sandbox.commands.holder import PATH, WAITING
-from gangline.sandbox.confinement.masks import masked, refuse_hidden_image
+from gangline.sandbox.confinement.masks import masked
 
 HOST_ROOTS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt")
 """Top-level folders of the host that a sandbox sees."""
@@ -37,6 +38,13 @@ RESERVED = (
     "/opt",
 )
 """Paths that cannot be a workdir."""
+IMAGE_RESERVED = ("/proc", "/dev", "/sys", "/run", "/etc", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+"""The same where the root is an image's."""
+IMAGE_ROOT = "/image"
+"""Where the root of an image is made. The first process is the host's own `sh`, since an image's could be anything:
+it starts outside of it, then the folder becomes the root."""
+_PROGRAMS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_MAX_LINKS = 40
 _MADE_BY_US = ("proc", "dev", "sys", "run", "tmp")
 SHM_BYTES = 256 << 20
 HOST_NAME = "gangline"
@@ -61,7 +69,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Host folders that appear empty, wherever they would appear."""
     passwd: Path
     group: Path
-    """Files that replace /etc/passwd and /etc/group, where these exist."""
+    """Files that replace /etc/passwd and /etc/group, where the root has them."""
     hosts: Path
     """The file shown as /etc/hosts."""
     host_network: bool
@@ -110,23 +118,31 @@ class BubblewrapLaunch:
 
 _LISTS_OF_KEYS = ("/proc/keys", "/proc/key-users")
 """The kernel shows a user's keys to all processes of that user, in any namespaces."""
+_Mount = tuple[str, ...]
+"""Words of `bwrap` that end with a path inside."""
 
 
 def arguments(view: View) -> list[str]:
     """Arguments of `bwrap`, up to the command. Raises: InvalidRequest when the image is not a folder."""
     empty = masked(view.hidden, _seen(view)) if view.hidden else []
-    mounts = [*_root(view), *_devices(view), *_folders(view, empty)]
-    closed = (*empty, "/dev", "/")
-    return [*_namespaces(view), *mounts, *(word for path in closed for word in ("--remount-ro", path))]
+    mounts = [*_root(view), *_devices(), *_folders(view, empty)]
+    mounts += [("--remount-ro", path) for path in (*empty, "/dev", "/")]
+    above: list[_Mount] = []
+    at = ""
+    if view.image is not None:
+        above = [("--ro-bind-try", f"/{name}", f"/{name}") for name in _PROGRAMS]
+        above += [("--perms", "0755", "--tmpfs", IMAGE_ROOT)]
+        at = IMAGE_ROOT
+    placed = [*above, *((*words, f"{at}{inside}") for *words, inside in mounts)]
+    return [*_namespaces(view), *(word for mount in placed for word in mount)]
 
 
 def _tops(view: View) -> list[Path]:
-    """Raises: InvalidRequest when the image is not a folder, or a hidden one."""
+    """Raises: InvalidRequest when the image is not a folder."""
     if view.image is None:
         return [Path("/") / name for name in HOST_ROOTS]
     if not view.image.is_dir():
         raise InvalidRequest(f"runtime.image must be a folder with a root file system, {str(view.image)!r} is none.")
-    refuse_hidden_image(view.image, view.hidden)
     return sorted(entry for entry in view.image.iterdir() if entry.name not in _MADE_BY_US)
 
 
@@ -157,57 +173,104 @@ def _namespaces(view: View) -> list[str]:
     ]
 
 
-def _root(view: View) -> list[str]:
-    inner = [*map(str, map(PurePosixPath, view.shared)), *map(str, map(PurePosixPath, _read_only(view)))]
-    if not _etc(view, "hosts").is_file():
-        inner.append("/etc/hosts")
-    args: list[str] = []
-    for top in _tops(view):
-        if os.path.lexists(top):
-            args += _bound(top, f"/{top.name}", inner)
-    if view.host_network:
-        args += _resolver()
+def _root(view: View) -> list[_Mount]:
+    files = _files(view)
+    inner = [*map(str, map(PurePosixPath, view.shared)), *map(str, map(PurePosixPath, _read_only(view))), *files]
+    bound = partial(_bound, inner=inner, is_ours=view.image is None)
+    mounts = [mount for top in _tops(view) if os.path.lexists(top) for mount in bound(top, f"/{top.name}")]
+    if not _is_folder(_etc(view)):
+        mounts.append(("--perms", "0755", "--dir", "/etc"))
+    mounts += [("--ro-bind", str(file), path) for path, file in files.items()]
+    return [*mounts, *(("--ro-bind", "/dev/null", str(path)) for path in view.masked)]
+
+
+def _etc(view: View) -> Path:
+    return (view.image or Path("/")) / "etc"
+
+
+def _files(view: View) -> dict[str, Path]:
+    """Path inside -> host file, for the files that replace the root's."""
+    files = {"/etc/hosts": view.hosts}
     for name, file in (("passwd", view.passwd), ("group", view.group)):
-        if _etc(view, name).is_file():
-            args += ["--ro-bind", str(file), f"/etc/{name}"]
-    args += [] if _etc(view, "").exists() else ["--perms", "0755", "--dir", "/etc"]
-    args += ["--ro-bind", str(view.hosts), "/etc/hosts"]
-    for path in view.masked:
-        args += ["--ro-bind", "/dev/null", str(path)]
-    return args
+        if _is_folder(_etc(view)) and os.path.lexists(_etc(view) / name):
+            files[f"/etc/{name}"] = file
+    resolver = Path("/etc/resolv.conf").resolve()
+    if view.host_network and resolver.is_file():  # often a link to a file outside /etc
+        if view.image is not None:
+            files["/etc/resolv.conf"] = resolver
+        elif not resolver.is_relative_to("/etc"):
+            files[str(resolver)] = resolver
+    return files
 
 
-def _etc(view: View, name: str) -> Path:
-    return (view.image or Path("/")) / "etc" / name
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
-def _bound(source: Path, target: str, inner: Iterable[str]) -> list[str]:
-    """Bind `source` read-only at `target`. Leaves out mount points in `inner` that `source` does not have."""
-    if source.is_symlink():
-        return ["--symlink", os.readlink(source), target]
+def _bound(source: Path, target: str, inner: Sequence[str], *, is_ours: bool) -> list[_Mount]:
+    """Bind `source` read-only at `target`. Leaves out mount points in `inner` that `source` does not have.
+
+    is_ours: whether the links are the host's own. An image's link is not shown where a mount would follow it: while
+    `bwrap` makes the mounts, `/oldroot` is the host's root.
+    """
     below = [path for path in inner if path.startswith(f"{target}/")]
-    if not source.is_dir() or all(os.path.isdir(f"{source}{path.removeprefix(target)}") for path in below):
-        return ["--ro-bind", str(source), target]
-    args = ["--perms", "0755", "--dir", target]
-    for entry in sorted(source.iterdir()):
+    if target in inner and not is_ours:
+        return []
+    if source.is_symlink() and (is_ours or not below):
+        return [("--symlink", os.readlink(source), target)]
+    if all(_is_there(source, path.removeprefix(f"{target}/"), is_ours=is_ours) for path in below):
+        return [("--ro-bind", str(source), target)]
+    mounts: list[_Mount] = [("--perms", "0755", "--dir", target)]
+    for entry in sorted(source.iterdir()) if _is_folder(source) else ():
         if f"{target}/{entry.name}" not in below:
-            args += _bound(entry, f"{target}/{entry.name}", below)
-    return args
+            mounts += _bound(entry, f"{target}/{entry.name}", below, is_ours=is_ours)
+    return mounts
 
 
-def _resolver() -> list[str]:
-    """With the host's network, names must resolve, and /etc/resolv.conf is often a link to a file outside /etc."""
-    real = Path("/etc/resolv.conf").resolve()
-    return ["--ro-bind", str(real), str(real)] if real.is_file() and not str(real).startswith("/etc/") else []
+def _is_there(top: Path, below: str, *, is_ours: bool) -> bool:
+    """Whether a folder has a mount point, without a link on the way."""
+    if is_ours:
+        return (top / below).exists()
+    path = top
+    for part in PurePosixPath(below).parts:
+        if not _is_folder(path):
+            return False
+        path /= part
+    return os.path.lexists(path) and not path.is_symlink()
 
 
-def _devices(view: View) -> list[str]:
-    shm = ["--perms", "1777", "--size", str(SHM_BYTES), "--tmpfs", "/dev/shm"]
-    keys = [word for path in _LISTS_OF_KEYS if os.path.exists(path) for word in ("--ro-bind", "/dev/null", path)]
-    return ["--proc", "/proc", *keys, "--dev", "/dev", *shm, "--perms", "0755", "--dir", "/run"]
+def content_of(image: Path, inside: str) -> Path | None:
+    """The folder that an image has at a path, with links as they would lead inside it; None without one. Blocking."""
+    found: list[str] = []
+    left = [*reversed(PurePosixPath(inside).parts[1:])]
+    num_links = 0
+    try:
+        while left:
+            part = left.pop()
+            if part == "..":
+                found = found[:-1]
+            elif (here := image.joinpath(*found, part)).is_symlink():
+                num_links += 1
+                if num_links > _MAX_LINKS:
+                    return None
+                target = PurePosixPath(os.readlink(here))
+                found = [] if target.is_absolute() else found
+                left += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+            else:
+                found.append(part)
+        folder = image.joinpath(*found)
+        return folder if _is_folder(folder) else None
+    except OSError:  # a name that is too long
+        return None
 
 
-def _folders(view: View, empty: Sequence[str]) -> list[str]:
+def _devices() -> list[_Mount]:
+    keys = [("--ro-bind", "/dev/null", path) for path in _LISTS_OF_KEYS if os.path.exists(path)]
+    shm = ("--perms", "1777", "--size", str(SHM_BYTES), "--tmpfs", "/dev/shm")
+    return [("--proc", "/proc"), *keys, ("--dev", "/dev"), shm, ("--perms", "0755", "--dir", "/run")]
+
+
+def _folders(view: View, empty: Sequence[str]) -> list[_Mount]:
     """Exposed, empty and shared folders, outer ones first, so that they do not hide inner ones.
 
     Their parent folders are listed too, since bubblewrap would create them accessible only to their owner.
@@ -215,14 +278,16 @@ def _folders(view: View, empty: Sequence[str]) -> list[str]:
     mounts = [(("--ro-bind", str(path)), PurePosixPath(inside)) for inside, path in _read_only(view).items()]
     mounts += [(("--perms", "0755", "--size", "4096", "--tmpfs"), PurePosixPath(path)) for path in empty]
     mounts += [(("--bind", str(folder)), PurePosixPath(inside)) for inside, folder in view.shared.items()]
-    args = ["--perms", "0755", "--dir", "/var", "--perms", "1777", "--dir", "/var/tmp"] if view.image is None else []
+    found: list[_Mount] = []
+    if view.image is None:
+        found = [("--perms", "0755", "--dir", "/var"), ("--perms", "1777", "--dir", "/var/tmp")]
     made: set[PurePosixPath] = {PurePosixPath("/")}
     for options, inside in sorted(mounts, key=lambda mount: len(mount[1].parts)):
         for parent in sorted(set(inside.parents) - made, key=lambda path: len(path.parts)):
-            args += ["--perms", "0755", "--dir", str(parent)]
+            found.append(("--perms", "0755", "--dir", str(parent)))
         made |= set(inside.parents)
-        args += [*options, str(inside)]
-    return args
+        found.append((*options, str(inside)))
+    return found
 
 
 def private_files(etc: Path = Path("/etc")) -> list[Path]:

@@ -22,26 +22,33 @@ import asyncio
 import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from gangline.domain.errors import GanglineError, RuntimeUnavailable
 from gangline.domain.sandbox import Checkpoint, Runtime, RuntimeStart, Sandbox
 from gangline.domain.task import RuntimeSpec
 from gangline.sandbox.bubblewrap.command_line import (
     HOST_NAME,
+    IMAGE_RESERVED,
+    IMAGE_ROOT,
     RESERVED,
     BubblewrapLaunch,
     View,
     arguments,
+    content_of,
     private_files,
 )
+from gangline.sandbox.commands.forkserver import run_helper
 from gangline.sandbox.commands.holder import PATH, Launch
 from gangline.sandbox.confinement.cgroups import remove_owned
-from gangline.sandbox.confinement.masks import FirstLife
+from gangline.sandbox.confinement.masks import FirstLife, refuse_hidden_image
 from gangline.sandbox.images.listing import images_in
+from gangline.sandbox.images.unpacked import UnpackedImages
 from gangline.sandbox.layers.records import release
 from gangline.sandbox.namespaced import (
+    GRADER_HOME,
     HOME,
     NamespacedSandbox,
     can_give_users,
@@ -52,7 +59,12 @@ from gangline.sandbox.namespaced import (
     inner_uid,
     try_out,
 )
-from gangline.sandbox.shared.environment import PythonEnvironment, clean_environment, exposed_folders
+from gangline.sandbox.shared.environment import (
+    PythonEnvironment,
+    clean_environment,
+    exposed_folders,
+    image_environment,
+)
 from gangline.sandbox.shared.leftovers import reap
 from gangline.sandbox.shared.mounts import granted
 from gangline.sandbox.shared.threads import run_to_end
@@ -87,6 +99,22 @@ def obstacle(complaint: str, proc_sys: Path = Path("/proc/sys"), path: str | Non
     return f"a sandbox does not start: {complaint}"
 
 
+class _Root(NamedTuple):
+    """The root file system of a sandbox."""
+
+    folder: Path | None = None
+    """None: the host's own."""
+    env: Mapping[str, str] = {}
+    """Variables that its image sets."""
+    content: Mapping[str, Path] = {}
+    """The session's folders that it has: path inside -> host folder."""
+
+
+def _reserved(spec: RuntimeSpec) -> Sequence[str]:
+    """Paths that the session's folders may not use: an image's programs may be anywhere."""
+    return RESERVED if spec.image is None else IMAGE_RESERVED
+
+
 class BubblewrapRuntime(Runtime):
     """Starts sandboxes with `bwrap`."""
 
@@ -97,17 +125,23 @@ class BubblewrapRuntime(Runtime):
         self._settings = settings or Settings.from_environ()
         self._expose = exposed_folders(self._settings.expose)
         self._privileged = can_give_users()
+        self._unpacked = UnpackedImages(self._settings.cache_dir / "unpacked")
 
     def missing(self) -> str | None:
         return None if shutil.which("bwrap", path=PATH) else obstacle("", path=PATH)
 
     async def images(self) -> Mapping[str, Collection[str]]:
-        return await images_in(self._settings)
+        """Raises: RuntimeFailed."""
+        return {**await images_in(self._settings), "": await run_to_end(self._unpacked.names)}
+
+    @property
+    def image_store(self) -> UnpackedImages | None:
+        return self._unpacked if self._unpacked.is_usable else None
 
     @classmethod
     def check_spec(cls, spec: RuntimeSpec) -> None:
         """Raises: InvalidRequest."""
-        check_spec(spec, RESERVED)
+        check_spec(spec, _reserved(spec), has_names=True)
 
     async def check(self) -> None:
         """Start a sandbox and run `true` in it. Raises: RuntimeUnavailable, with the command that fixes it."""
@@ -121,11 +155,28 @@ class BubblewrapRuntime(Runtime):
     async def start(self, start: RuntimeStart) -> Sandbox:
         """Raises: RuntimeFailed, InvalidRequest."""
         self.check_start(start)
-        shared = checked_folders(start, RESERVED) | grader_folder(start, has_users=self._privileged)
+        shared = checked_folders(start, _reserved(start.spec)) | grader_folder(start, has_users=self._privileged)
         python = PythonEnvironment(start.spec.python)
-        user = held_user(start) if self._privileged else None
         mounts = granted(start.spec, self._settings.expose)
-        return await _BubblewrapSandbox(start, shared, user, self._expose, mounts, python).begun()
+        with ExitStack() as held:
+            root = await run_to_end(self._root, start, shared, held)
+            user = held_user(start) if self._privileged else None
+            sandbox = _BubblewrapSandbox(start, shared, user, self._expose, mounts, python, root, held.pop_all())
+        return await sandbox.begun()
+
+    def _root(self, start: RuntimeStart, shared: Mapping[str, Path], held: ExitStack) -> _Root:
+        """held: keeps it. Blocking. Raises: InvalidRequest, RuntimeFailed."""
+        image = start.spec.image
+        if image is None:
+            return _Root()
+        if image.startswith("/"):
+            refuse_hidden_image(Path(image), start.hidden)
+            root, env = Path(image), dict[str, str]()
+        else:
+            root, described = held.enter_context(self._unpacked.used(image))
+            env = described.env
+        own = {path: found for path in shared if path != GRADER_HOME and (found := content_of(root, path))}
+        return _Root(root, env, own)
 
     async def release(self, checkpoint: Checkpoint) -> None:
         await run_to_end(release, checkpoint)
@@ -147,16 +198,22 @@ class _BubblewrapSandbox(NamespacedSandbox):
         expose: Sequence[Path],
         mounts: Mapping[str, Path],
         python: PythonEnvironment,
+        root: _Root,
+        held: ExitStack,
     ) -> None:
+        """held: closed when nothing needs the root any more."""
+        self._image = root
+        self._held = held
         self._python = python
         self._expose = python.beside(expose)
         self._mounts = mounts
         self._reading = FirstLife(start)
-        super().__init__(start, BubblewrapRuntime.name, shared, user)
+        super().__init__(start, BubblewrapRuntime.name, shared, user, root.content)
 
     def _make_more(self) -> None:
-        known = Path(self._start.spec.image or "/", "etc/hosts")
-        others = known.read_text(errors="replace") if known.is_file() and not known.is_symlink() else ""
+        known = Path("/etc/hosts")
+        is_ours = self._image.folder is None and known.is_file() and not known.is_symlink()
+        others = known.read_text(errors="replace") if is_ours else ""
         (self._start.folder / "hosts").write_text(f"127.0.0.1 localhost {HOST_NAME}\n{others}")
 
     def _launch(self, entering: Sequence[str]) -> Launch:
@@ -164,7 +221,7 @@ class _BubblewrapSandbox(NamespacedSandbox):
         seen, hidden = self._reading.next()
         as_root = os.geteuid() == 0 and self._uid is None
         view = View(
-            image=Path(spec.image) if spec.image is not None else None,
+            image=self._image.folder,
             shared=self._shared,
             expose=[*self._expose, *seen],
             mounts=self._mounts,
@@ -179,5 +236,15 @@ class _BubblewrapSandbox(NamespacedSandbox):
         uid = str(inner_uid(self._uid))
         return BubblewrapLaunch([*arguments(view), *(["--uid", uid, "--gid", uid] if as_root else [])], entering)
 
+    async def _entered(self, proc_fd: int) -> None:
+        if self._image.folder is not None:
+            await asyncio.to_thread(run_helper, "new_root", self._mark.label, [proc_fd], IMAGE_ROOT)
+
     def _environment(self, extra: Mapping[str, str]) -> dict[str, str]:
-        return self._python.first_in(clean_environment(self._expose, HOME, extra))
+        if self._image.folder is None:
+            return self._python.first_in(clean_environment(self._expose, HOME, extra))
+        return self._python.first_in(image_environment(self._expose, HOME, self._image.env, extra))
+
+    async def _remove(self) -> None:
+        await super()._remove()
+        self._held.close()

@@ -19,18 +19,15 @@ from typing import Any
 import msgspec
 
 from gangline.domain.errors import ImageMissing, InvalidRequest, RuntimeFailed, RuntimeUnavailable
-from gangline.domain.image_names import full_name
+from gangline.domain.image_names import full_name, is_image_name
 from gangline.domain.image_store import HeldImage
 from gangline.machine.programs import program
-from gangline.sandbox.shared.leftovers import LABEL
+from gangline.sandbox.shared.environment import engine_environment
 
 _PATIENCE_S = 180.0
 _PULL_S = 3600.0
 _NO_IMAGE = re.compile("no such image|image not known|unable to find image|unable to find a name", re.IGNORECASE)
 _NO_CONTAINER = re.compile("no such container|no container with name", re.IGNORECASE)
-_IMAGE = re.compile(
-    r"[A-Za-z0-9][A-Za-z0-9._-]*(:\d+)?(/[A-Za-z0-9._-]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?", re.ASCII
-)
 _NAME = re.compile(r"gangline(?:_(?:service|network)-\d+)?-(.+)")
 _MAX_LOG_LINES = 20
 
@@ -227,7 +224,9 @@ class Engine:
         async with AsyncExitStack() as stack:
             try:
                 process = await stack.enter_async_context(
-                    program(*self._command, *argv, env=_environment(), folder=folder, stderr=asyncio.subprocess.PIPE)
+                    program(
+                        *self._command, *argv, env=engine_environment(), folder=folder, stderr=asyncio.subprocess.PIPE
+                    )
                 )
             except OSError as error:
                 raise RuntimeUnavailable(
@@ -246,16 +245,10 @@ def container_name(runtime_id: str, part: str | None = None) -> str:
     return f"gangline-{runtime_id}" if part is None else f"gangline_{part}-{runtime_id}"
 
 
-def _environment() -> dict[str, str]:
-    """The node's environment, without its label, since processes that an engine leaves running are not the node's, and
-    without the keys of the control plane."""
-    return {name: value for name, value in os.environ.items() if name not in (LABEL, "GANGLINE_TOKEN")}
-
-
 def checked_image(image: str | None, engine: str) -> str:
     """Raises: InvalidRequest when the image is missing, or is not an image name."""
     if image is None:
         raise InvalidRequest(f"runtime.image: runtime `{engine}` needs an image; set one, such as debian:12.")
-    if not _IMAGE.fullmatch(image):
+    if not is_image_name(image):
         raise InvalidRequest(f"runtime.image must be the name of an image, such as debian:12; got {image[:200]!r}.")
     return image

@@ -53,7 +53,7 @@ from gangline.sandbox.namespaced import GRADER_HOME, HOME
 from gangline.sandbox.network.listeners import NetworkListeners
 from gangline.sandbox.shared.accounts import Traffic
 from gangline.sandbox.shared.disk import MEASURED, root_inside
-from gangline.sandbox.shared.environment import exposed_folders, image_environment
+from gangline.sandbox.shared.environment import exposed_folders, image_environment, image_variables
 from gangline.sandbox.shared.files import SharedFolders
 from gangline.sandbox.shared.leftovers import LABEL, Mark, marked, reap
 from gangline.sandbox.shared.mounts import granted, refuse_own
@@ -67,8 +67,6 @@ _SHM_BYTES = 256 << 20
 _CLOSED = ("/proc", "/sys", "/dev", PIPES)
 _NO_WORKDIR = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/sys", "/tmp")
 _NO_WORKDIR_ITSELF = ("/", "/home", "/opt", "/usr", "/usr/bin", "/usr/lib", "/usr/sbin", "/usr/local", "/var")
-_NOT_THE_IMAGE_S = (LABEL, "HOSTNAME", "TERM", "container")
-"""Variables that we set, and ones that podman sets."""
 _CONFINED = (
     *("--user", "0:0", "--cap-drop", "ALL", "--cap-add", "CHOWN", "--cap-add", "DAC_OVERRIDE", "--cap-add", "FOWNER"),
     *("--security-opt", "no-new-privileges", "--hostname", "gangline", "--workdir", "/", "--log-driver", "none"),
@@ -312,7 +310,7 @@ class _ContainerSandbox(SupervisedSandbox):
             await self._engine.run(name, options, image, argv[1:], folder)
             self._run = msgspec.structs.replace(self._run, was_made=True)
         inspected = await self._engine.inspect(name)
-        env = {name: value for name, value in inspected.env.items() if name not in _NOT_THE_IMAGE_S}
+        env = image_variables(inspected.env)
         self._run = msgspec.structs.replace(self._run, env=env, written=inspected.folders)
         return inspected.pid
 

@@ -224,9 +224,10 @@ class Pulls:
         began_at = self._monotonic()
         try:
             await self._pulled(store, name)
-        except RuntimeFailed as error:
+        except (PullFailed, RuntimeFailed) as error:
             self.counts.num_failed += 1
-            kind = PullFailed if trouble_of(error.message.replace(name, "")) == "lasting" else PullPostponed
+            is_lasting = isinstance(error, PullFailed) or trouble_of(error.message.replace(name, "")) == "lasting"
+            kind = PullFailed if is_lasting else PullPostponed
             raise kind(f"the image {image!r} could not be pulled: {error.message[-_MAX_WORDS:]}") from error
         held = await store.find(name)
         if held is None:

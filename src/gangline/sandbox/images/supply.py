@@ -97,8 +97,8 @@ class ImageSupply:
             name: service.model_copy(update={"image": held[spec.backend, service.image].image_id})
             for name, service in spec.services.items()
         }
-        image = None if spec.image is None else held[spec.backend, spec.image].image_id
-        return spec.model_copy(update={"image": image, "services": services})
+        own = None if spec.image is None else held.get((spec.backend, spec.image))
+        return spec.model_copy(update={"image": spec.image if own is None else own.image_id, "services": services})
 
     async def prefetch(self, runtime: str, image: str) -> HeldImage:
         """Returns the image, pulled if needed, also with the policy `never`, which is for sessions.
@@ -106,7 +106,10 @@ class ImageSupply:
         Raises: UnknownPlugin; InvalidRequest for a runtime whose images are paths; like `Pulls.ready`.
         """
         if (store := self.store_of(runtime)) is None:
-            raise InvalidRequest(f"runtime `{runtime}` pulls no images: they are paths. `docker` and `podman` do.")
+            raise InvalidRequest(
+                f"runtime `{runtime}` pulls no images here: `docker` and `podman` do, and `sandbox` with skopeo and "
+                "umoci installed."
+            )
         self.pulls.forget(runtime, image)
         return await self.pulls.ready(runtime, store, image, "always" if self.policy == "always" else "if_missing")
 
@@ -172,6 +175,6 @@ class ImageSupply:
 
 
 def images_of(spec: RuntimeSpec) -> list[str]:
-    """Returns the images of a sandbox and its services, as the task names them."""
-    own = [] if spec.image is None else [spec.image]
+    """Returns the images of a sandbox and its services, as the task names them, without those that are paths."""
+    own = [] if spec.image is None or spec.image.startswith("/") else [spec.image]
     return [*own, *(service.image for service in spec.services.values())]

@@ -88,19 +88,22 @@ class TreeCopy:
         target: int,
         *,
         previous: int | None = None,
-        owners: Mapping[int, int] | None = None,
+        owners: Mapping[int, int] | int | None = None,
         overlay: bool = False,
         max_bytes: int | None = None,
         max_files: int | None = None,
+        what: str = "a checkpoint",
     ) -> None:
         """
         target: descriptor of a folder that no other process writes.
         previous: descriptor of an earlier copy that no longer changes. Equal files are linked to it.
-        owners: user (and group) -> the id to write instead.
+        owners: user (and group) -> the id to write instead; or the one id to write for all.
         overlay: whether the source is the upper layer of an overlay, whose marks of removed files are kept.
         max_bytes, max_files: the source's own limits. A tree that is moved about during the copy is copied repeatedly,
             and refused beyond them.
+        what: the tree, for messages.
         """
+        self._what = what
         self.num_bytes = 0
         """Bytes written."""
         self.num_files = 0
@@ -112,7 +115,7 @@ class TreeCopy:
         self._max_files = max_files
         self._root = target
         self._previous = previous
-        self._owners = owners or {}
+        self._owners: Mapping[int, int] | int = {} if owners is None else owners
         self._overlay = overlay
         self._attributes = _OVERLAY_ATTRIBUTES if overlay else ()
         self._is_root = os.geteuid() == 0
@@ -139,7 +142,7 @@ class TreeCopy:
 
     def _folder(self, source: int, target: int, previous: int | None, path: str, depth: int) -> None:
         if depth > MAX_DEPTH:
-            raise RuntimeFailed(f"folders are nested more than {MAX_DEPTH} deep, which is too deep for a checkpoint.")
+            raise RuntimeFailed(f"folders are nested more than {MAX_DEPTH} deep, which is too deep for {self._what}.")
         with os.scandir(source) as entries:
             names = [entry.name for entry in entries]
         for name in names:
@@ -185,9 +188,9 @@ class TreeCopy:
     def _check_size(self) -> None:
         """Raises: RuntimeFailed."""
         if self._max_files is not None and self.num_files + self._num_folders > self._max_files:
-            raise RuntimeFailed(f"a checkpoint would have more than {self._max_files} files, the sandbox's limit.")
+            raise RuntimeFailed(f"{self._what} would have more than {self._max_files} files, the sandbox's limit.")
         if self._max_bytes is not None and self.num_bytes > self._max_bytes:
-            raise RuntimeFailed(f"a checkpoint would have more than {self._max_bytes} bytes, the sandbox's limit.")
+            raise RuntimeFailed(f"{self._what} would have more than {self._max_bytes} bytes, the sandbox's limit.")
 
     def _file(self, name: str, source: int, target: int, previous: int | None, found: os.stat_result) -> None:
         with self._readable(name, source, _FILE, found) as fd:
@@ -302,7 +305,7 @@ class TreeCopy:
         os.utime(name, ns=(found.st_atime_ns, found.st_mtime_ns), dir_fd=target, follow_symlinks=False)
 
     def _owner(self, number: int) -> int:
-        return self._owners.get(number, number)
+        return self._owners if isinstance(self._owners, int) else self._owners.get(number, number)
 
 
 def _facts(found: os.stat_result) -> tuple[int, ...]:

@@ -101,6 +101,7 @@ class Layers:
         mounts: bool = False,
         private: Path | None = None,
         processes: Processes | None = None,
+        content: Mapping[str, Path] | None = None,
     ) -> None:
         """
         folders: path inside -> host folder, below the sandbox's own, for everything that checkpoints include. private:
@@ -108,7 +109,9 @@ class Layers:
         processes: None if they are unknown.
         uid: owner of their files; None is the current user.
         mounts: whether the runtime can show mounts of a single namespace.
+        content: path inside, one of `folders` -> host folder with whose files it begins.
         """
+        self._content = content or {}
         self._start = start
         self._runtime = runtime
         self._folders = dict(folders)
@@ -164,6 +167,8 @@ class Layers:
             use([self._base.folder])
             with refusing():
                 self._put(self._base)
+        else:
+            self._fill()
 
     def close(self) -> None:
         """Idempotent."""
@@ -211,6 +216,8 @@ class Layers:
                 remove_tree(path)
             if layer is not None:
                 self._put(layer)
+        if layer is None:
+            self._fill()
 
     # -- how -----------------------------------------------------------------------------------------------------
 
@@ -224,6 +231,23 @@ class Layers:
                 "needs the same ones."
             )
         return layer
+
+    def _fill(self) -> None:
+        """Copy the content that the sandbox's empty folders begin with. Raises: RuntimeFailed."""
+        limits = self._start.spec.limits
+        if not self._content:
+            return
+        with refusing(), opened_folder(self._folder) as (target, _mode):
+            copy = TreeCopy(
+                target,
+                owners=self._uid,
+                max_bytes=limits.disk_bytes,
+                max_files=limits.max_files,
+                what="the content of the session's folders in the image",
+            )
+            for inside, content in self._content.items():
+                with opened_folder(content) as (source, mode):
+                    copy.add(source, str(self._folders[inside].relative_to(self._folder)), mode=mode)
 
     def _put(self, layer: Layer) -> None:
         """Continue over a layer. The sandbox's folders are empty."""

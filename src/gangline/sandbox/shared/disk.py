@@ -45,7 +45,7 @@ END { printf "%.0f %d\n", num_blocks * 512, num_files }'"""
 """Bytes and number of the files in the folders `$@` of /proc that no longer have a name."""
 
 
-async def _counted(folders: Sequence[Path], unit: str) -> int | None:
+async def counted(folders: Sequence[Path], unit: str) -> int | None:
     """Bytes or files of these host folders; None if they cannot be counted. Files that vanish meanwhile are left out.
 
     unit: the matching option of `du`.
@@ -117,7 +117,7 @@ def _taken(folders: Sequence[Path]) -> dict[str, int] | None:
 
 async def _used(folders: Sequence[Path], root: Path | None) -> dict[str, int | None]:
     memory = _memory(root)
-    sizes = [await _counted(folders, "--block-size=1"), await _counted([*folders, *memory], "--inodes")]
+    sizes = [await counted(folders, "--block-size=1"), await counted([*folders, *memory], "--inodes")]
     removed = (0, 0) if root is None else await _removed(root / "proc", memory)
     totals = [None if size is None else size + more for size, more in zip(sizes, removed, strict=True)]
     return dict(zip(MEASURED, totals, strict=True))

@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gangline.domain.errors import InvalidRequest
+from gangline.sandbox.shared.leftovers import LABEL
 
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 _INTERPRETERS = ("python3", "python")
 _MAX_LINKS = 16
+_NOT_THE_IMAGE_S = (LABEL, "HOSTNAME", "TERM", "container")
+"""Variables that we set, and ones that podman sets."""
 
 
 def exposed_folders(expose: Sequence[Path]) -> list[Path]:
@@ -78,6 +81,17 @@ def image_environment(
     """The same on top of an image's variables. The image's programs come before the exposed folders' programs."""
     path = [image.get("PATH", _SYSTEM_PATH), *_programs(expose)]
     return {"LANG": "C.UTF-8", **image, "PATH": ":".join(path), "HOME": home, **extra}
+
+
+def image_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Of the variables of a container or an image's configuration, those that the image sets for commands."""
+    return {name: value for name, value in env.items() if name not in _NOT_THE_IMAGE_S}
+
+
+def engine_environment() -> dict[str, str]:
+    """The node's environment, without its label, since processes that an engine leaves running are not the node's, and
+    without the keys of the control plane."""
+    return {name: value for name, value in os.environ.items() if name not in (LABEL, "GANGLINE_TOKEN")}
 
 
 def _programs(expose: Sequence[Path]) -> list[str]:

@@ -18,7 +18,7 @@ import gc
 import marshal
 import os
 
-from gangline.sandbox.commands.helpers import listener, shared_memory, spawner
+from gangline.sandbox.commands.helpers import listener, new_root, shared_memory, spawner
 from gangline.sandbox.commands.helpers.descriptors import received
 from gangline.sandbox.commands.helpers.namespaces import become_subreaper
 
@@ -29,7 +29,12 @@ if TYPE_CHECKING:
 else:
     import _signal
 
-_HELPERS = {"spawner": spawner.main, "listener": listener.main, "shared_memory": shared_memory.main}
+_HELPERS = {
+    "spawner": spawner.main,
+    "listener": listener.main,
+    "new_root": new_root.main,
+    "shared_memory": shared_memory.main,
+}
 _ENV_START, _ENV_END = 47, 48
 """Fields of /proc/<pid>/stat after the name: where the environment lies in memory."""
 

@@ -28,6 +28,7 @@ _SECCOMP_MODE_FILTER = 2
 _INSTRUCTION_BYTES = 8
 _CLONE_NEWUSER = 0x10000000
 _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 2, 4, 32
+_MNT_DETACH = 2
 _KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219}
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 
@@ -82,6 +83,14 @@ def make_user_namespace() -> None:
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
+
+
+def change_root(mount_point: str) -> None:
+    """Make a mount point the root of this process's mount namespace, and unmount the old root."""
+    os.chdir(mount_point)
+    _checked(_libc.pivot_root(b".", b"."), "pivot_root")
+    _checked(_libc.umount2(b".", _MNT_DETACH), "umount")  # the old root, which now covers the new one
+    os.chdir("/")
 
 
 def resize_memory(mount_point: str, num_bytes: int) -> None:
