@@ -15,11 +15,12 @@ from containers.base_image import write_root
 from containers.engines import installed
 from containers.registry import Registry, moody_registry, registry
 from containers.test_container_sessions import run, task
-from gangline.domain.errors import ImageMissing, PullFailed, RuntimeFailed
+from gangline.domain.errors import ImageMissing, InvalidRequest, PullFailed, RuntimeFailed, RuntimeUnavailable
 from gangline.domain.ids import new_id
 from gangline.domain.sandbox import Checkpoint, RuntimeStart, Sandbox
 from gangline.domain.task import LimitsSpec, RuntimeSpec
 from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.images import unpacked
 from gangline.sandbox.images.cache import ImageCache
 from gangline.sandbox.images.pulling import Pulls, trouble_of
 from gangline.sandbox.images.supply import ImageSupply
@@ -302,6 +303,21 @@ async def test_a_sandbox_has_the_images_root_and_the_content_of_its_folders(
         assert not await store.remove_image(image), "a sandbox uses it"
     await SandboxRuntime().release(kept)
     assert await store.remove_image(image)
+
+
+async def test_without_its_programs_nothing_is_pulled_and_the_remedy_is_told(
+    store: UnpackedImages, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(unpacked, "PATH", str(tmp_path))
+    assert SandboxRuntime().image_store is None
+    assert (await SandboxRuntime().images())[""] == set()
+    with pytest.raises(RuntimeUnavailable, match="apt-get install -y skopeo umoci"):
+        await store.pull("debian:12")
+    with pytest.raises(ImageMissing, match="apt-get install -y skopeo umoci"):
+        async with started(tmp_path / "boxes", "debian:12"):
+            pass
+    with pytest.raises(InvalidRequest, match="the name of an image"):
+        SandboxRuntime.check_spec(RuntimeSpec(backend="sandbox", image="oci:/etc"))
 
 
 async def test_an_image_without_any_program_starts(store: UnpackedImages, make: Maker, tmp_path: Path) -> None:

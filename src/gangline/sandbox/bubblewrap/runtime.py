@@ -3,9 +3,9 @@
 Invariants:
 - The agent is never root, inside or outside. Started by root, each sandbox has a separate numeric user, which owns no
   files on the host. Started by a user, it runs as that user in a user namespace without privileges.
-- It sees the host's programs read-only, its own HOME, workdir, /tmp and `RuntimeSpec.folders`, its own processes, and
-  (network `proxy`) one TCP port: the node's proxy; under `list` a second one: its own forward proxy. The folders are
-  under `RuntimeStart.folder`.
+- It sees the host's programs, or an image, read-only, its own HOME, workdir, /tmp and `RuntimeSpec.folders`, its own
+  processes, and (network `proxy`) one TCP port: the node's proxy; under `list` a second one: its own forward proxy. The
+  folders are under `RuntimeStart.folder`.
 - Its system calls are filtered (`system_calls`), and it has a new session keyring, not that of the user who started the
   node.
 - `kill` ends the namespaces and keeps the folders; the next `exec` makes new namespaces over them.

@@ -123,7 +123,8 @@ class UnpackedImages:
         """The folder of an image, which stays until the end of the block. Blocking. Raises: ImageMissing."""
         found = _named(self.held(), image)
         if found is None:
-            raise ImageMissing(f"the image {image!r} is not on this machine, and this node does not pull it.")
+            why = "and this node does not pull it" if self.is_usable else f"and images need skopeo and umoci: {INSTALL}"
+            raise ImageMissing(f"the image {image!r} is not on this machine, {why}.")
         root = self._root(found.image_id)
         try:
             lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
