@@ -25,11 +25,12 @@ from gangline.sandbox.images.cache import ImageCache
 from gangline.sandbox.images.pulling import Pulls, trouble_of
 from gangline.sandbox.images.supply import ImageSupply
 from gangline.sandbox.images.unpacked import UnpackedImages
+from gangline.testing.adoption_conformance import AdoptionCheck, adoption_checks, run_adoption_check
+from gangline.testing.runtime_conformance import Check, checks, run_check
 from support.oci_images import Member, file, folder, layer, link, node, pushed
 from support.requirements import need
 from support.service.cli_process import UpProcess, processes_with, wait_for
 
-PACKAGES = ("base-files", "coreutils", "dash", "findutils", "grep", "libc-bin", "procps", "python3")
 CONFIG = {
     "Env": ["PATH=/opt/image/bin:/usr/bin:/bin", "FROM_IMAGE=1", "GANGLINE_RUNTIME=a/b/c", "HOME=/root"],
     "WorkingDir": "/testbed",
@@ -44,7 +45,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     archive = Path(given) if given else tmp_path_factory.mktemp("base") / "base.tar"
     if not given:
         need(installed("dpkg-query"), "dpkg-query makes what is tested")
-        write_root(archive, PACKAGES)
+        write_root(archive)
     return archive.read_bytes()
 
 
@@ -318,6 +319,29 @@ async def test_without_its_programs_nothing_is_pulled_and_the_remedy_is_told(
             pass
     with pytest.raises(InvalidRequest, match="the name of an image"):
         SandboxRuntime.check_spec(RuntimeSpec(backend="sandbox", image="oci:/etc"))
+
+
+@pytest.fixture(scope="module")
+def in_image(served: Registry, base: bytes, tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    """The id of an image that is here."""
+    folder = tmp_path_factory.mktemp("in-image")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GANGLINE_CACHE", str(folder / "cache"))
+        image = pushed(f"{served.address}/contract:1", folder / "layout", [base], CONFIG)
+        images = UnpackedImages(folder / "cache" / "unpacked")
+        asyncio.run(images.pull(image))
+        (image_id,) = images.held()
+        yield image_id
+
+
+@pytest.mark.parametrize("check", checks(isolated=True), ids=lambda check: check.__name__)
+async def test_a_sandbox_in_an_image_keeps_the_contract(in_image: str, check: Check, tmp_path: Path) -> None:
+    await run_check(check, SandboxRuntime(), tmp_path, isolated=True, image=in_image)
+
+
+@pytest.mark.parametrize("check", adoption_checks(), ids=lambda check: check.__name__)
+async def test_a_sandbox_in_an_image_outlives_its_node(in_image: str, check: AdoptionCheck, tmp_path: Path) -> None:
+    await run_adoption_check(check, "sandbox", tmp_path, image=in_image)
 
 
 async def test_an_image_without_any_program_starts(store: UnpackedImages, make: Maker, tmp_path: Path) -> None:
