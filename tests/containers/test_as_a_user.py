@@ -25,4 +25,6 @@ def test_an_ordinary_users_sandbox_passes_the_same_tests() -> None:
     need(installed("bwrap"), "apt-get install -y bubblewrap")
     with ordinary_user() as home:
         tests = Path(__file__).parents[1] / "integration" / "test_runtime_conformance.py"
-        run_tests_as_a_user(home, [tests, Path(__file__).with_name("test_sandbox_images.py"), "-k", "sandbox"])
+        run_tests_as_a_user(
+            home, [tests, Path(__file__).with_name("test_sandbox_images.py"), "-k", "sandbox and not in_an_image"]
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager
@@ -10,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from containers.base_image import write_root
 from containers.engines import installed
 from containers.registry import Registry, moody_registry, registry
 from containers.test_container_sessions import run, task
+from gangline.cli.machine.prefetch import prefetch
 from gangline.domain.errors import ImageMissing, InvalidRequest, PullFailed, RuntimeFailed, RuntimeUnavailable
 from gangline.domain.ids import new_id
 from gangline.domain.sandbox import Checkpoint, RuntimeStart, Sandbox
@@ -254,6 +258,23 @@ async def test_what_a_killed_node_left_is_removed_and_what_another_pulls_is_not(
     assert len({one.image_id for one in found if one is not None}) == 1
     assert None not in found
     assert len(await store.image_ids()) == 2
+
+
+def test_the_images_of_a_task_file_are_prefetched(store: UnpackedImages, make: Maker, tmp_path: Path) -> None:
+    image = asyncio.run(make("prefetched", small(file("usr/x", "x"))))
+    runtimes = [{"backend": "sandbox", "image": name} for name in (image, f"{image}-missing", str(tmp_path))]
+    lines = [json.dumps({"instruction": "x", "runtime": runtime}) for runtime in runtimes]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(lines))
+    app = typer.Typer()
+    app.command()(prefetch)
+    ran = CliRunner().invoke(app, [str(tmp_path / "tasks.jsonl"), "--local", "--json"])
+    assert ran.exception is None or isinstance(ran.exception, SystemExit), repr(ran.exception)
+    found = {one["image"]: one for one in json.loads(ran.stdout)}
+    assert (ran.exit_code, len(found)) == (1, 2), "a path is not pulled"
+    held = asyncio.run(store.find(image))
+    assert held is not None
+    assert (found[image]["digest"], found[image]["size_bytes"]) == (held.digest, held.size_bytes)
+    assert "manifest unknown" in found[f"{image}-missing"]["error"]
 
 
 # -- sandboxes ----------------------------------------------------------------------------------------------------

@@ -224,6 +224,7 @@ class UnpackedImages:
         image = await run_to_end(self._described, work, {name: digest, f"{repository}@{digest}": digest})
         if image.image_id not in await asyncio.to_thread(self.held):
             image.layers[f"unpacked {image.image_id}"] = await self._unpack(work / "layout", work / "unpacked")
+            await _said("sync", "--file-system", str(work))  # a root that is listed survives a power failure whole
         await run_to_end(self._put, image, work)
 
     def _described(self, work: Path, names: dict[str, str]) -> UnpackedImage:
