@@ -31,7 +31,7 @@ from gangline.sandbox.images.supply import ImageSupply
 from gangline.sandbox.images.unpacked import UnpackedImages
 from gangline.testing.adoption_conformance import AdoptionCheck, adoption_checks, run_adoption_check
 from gangline.testing.runtime_conformance import Check, checks, run_check
-from support.oci_images import Member, file, folder, layer, link, node, pushed
+from support.oci_images import Form, Member, file, folder, layer, link, node, pushed
 from support.requirements import need
 from support.service.cli_process import UpProcess, processes_with, wait_for
 
@@ -141,6 +141,22 @@ async def test_a_hundred_who_wait_cost_one_pull_and_layers_are_shared(
     assert len(mine.keys() & theirs.keys()) == 1
     assert held.size_bytes == sum(mine.values()) >= 5000
     assert {f"{served.address}/crowd:1", held.image_id[:12]} <= set((await SandboxRuntime().images())[""])
+
+
+@pytest.mark.parametrize("form", ["docker", "zstd"])
+async def test_images_of_other_forms_arrive(
+    store: UnpackedImages, served: Registry, tmp_path: Path, form: Form
+) -> None:
+    need(form != "zstd" or installed("zstd"), "apt-get install -y zstd")
+    image = f"{served.address}/form-{form}:1"
+    layers = [small(file("usr/x", "below")), small(file("usr/x", form))]
+    await asyncio.to_thread(pushed, image, tmp_path / "layout", layers, CONFIG, form=form)
+    await store.pull(image)
+    with store.used(image) as (root, described):
+        assert (root / "usr" / "x").read_text() == form
+        assert described.env == {"PATH": "/opt/image/bin:/usr/bin:/bin", "FROM_IMAGE": "1", "HOME": "/root"}
+        assert described.names.keys() == {image, f"{served.address}/form-{form}@{described.names[image]}"}
+        assert await store.find(f"{served.address}/form-{form}@{described.names[image]}") is not None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from support.node.ordinary_user import ordinary_user, run_tests_as_a_user
 from support.requirements import need
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_the_runtimes_of_an_ordinary_user_withstand_the_same() -> None:
     need(installed("podman", "newuidmap"), "apt-get install -y podman uidmap")
     with ordinary_user() as home:

@@ -13,11 +13,13 @@ import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-__all__ = ["Member", "file", "folder", "layer", "link", "node", "push_again", "pushed"]
+__all__ = ["Form", "Member", "file", "folder", "layer", "link", "node", "push_again", "pushed"]
 
 Member = tuple[tarfile.TarInfo, bytes]
+Form = Literal["oci", "docker", "zstd"]
+"""`docker`: with Docker's own media types."""
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -57,8 +59,10 @@ def layer(members: Iterable[Member]) -> bytes:
 
 
 @lru_cache(maxsize=2)
-def _compressed(archive: bytes) -> bytes:
+def _compressed(archive: bytes, form: Form) -> bytes:
     """A test's base is in all of its images."""
+    if form == "zstd":
+        return subprocess.run(["zstd", "--stdout"], input=archive, capture_output=True, check=True).stdout
     return gzip.compress(archive, compresslevel=1, mtime=0)
 
 
@@ -91,10 +95,11 @@ def push_again(image: str, number: int) -> None:
     urllib.request.urlopen(urllib.request.Request(url, data, {"Content-Type": kind}, method="PUT")).close()
 
 
-def write_layout(path: Path, layers: Sequence[bytes], config: Mapping[str, Any]) -> None:
+def write_layout(path: Path, layers: Sequence[bytes], config: Mapping[str, Any], form: Form) -> None:
     """An OCI layout with one image, `image`."""
     layout = _Layout(path)
-    blobs = [layout.blob("layer.v1.tar+gzip", _compressed(one)) for one in layers]
+    how = "zstd" if form == "zstd" else "gzip"
+    blobs = [layout.blob(f"layer.v1.tar+{how}", _compressed(one, form)) for one in layers]
     described = {
         "architecture": _ARCHITECTURES.get(platform.machine(), platform.machine()),
         "os": "linux",
@@ -115,10 +120,12 @@ def pushed(
     layers: Sequence[bytes],
     config: Mapping[str, Any] | None = None,
     entering: Sequence[str] = (),
+    form: Form = "oci",
 ) -> str:
     """Write the layout to `path`, push it under this name, and return the name. entering: start of a command line in
     the registry's network."""
-    write_layout(path, layers, config or {})
-    argv = [*entering, "skopeo", "copy", "--quiet", "--dest-tls-verify=false", f"oci:{path}:image", f"docker://{image}"]
+    write_layout(path, layers, config or {}, form)
+    options = ["--dest-tls-verify=false", *(["--format", "v2s2"] if form == "docker" else [])]
+    argv = [*entering, "skopeo", "copy", "--quiet", *options, f"oci:{path}:image", f"docker://{image}"]
     subprocess.run(argv, check=True, capture_output=True)
     return image

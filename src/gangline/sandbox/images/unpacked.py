@@ -57,7 +57,7 @@ class UnpackedImage(msgspec.Struct, kw_only=True):
     """An image on this machine."""
 
     image_id: str
-    """SHA-256 of its configuration, as for Docker."""
+    """SHA-256 of its configuration."""
     names: dict[str, str]
     """Full name -> digest of the manifest that it had in its registry."""
     env: dict[str, str]
@@ -220,7 +220,7 @@ class UnpackedImages:
     async def _unpacked(self, work: Path, name: str, digest: str) -> None:
         repository = name.partition("@")[0] if "@" in name else name.rpartition(":")[0]
         source, target = f"docker://{repository}@{digest}", f"oci:{work}/layout:image"
-        await _said(*_skopeo(), "copy", "--quiet", source, target)
+        await _said(*_skopeo(), "copy", "--quiet", "--dest-compress-format", "gzip", source, target)
         image = await run_to_end(self._described, work, {name: digest, f"{repository}@{digest}": digest})
         if image.image_id not in await asyncio.to_thread(self.held):
             image.layers[f"unpacked {image.image_id}"] = await self._unpack(work / "layout", work / "unpacked")
