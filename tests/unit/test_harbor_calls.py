@@ -114,6 +114,8 @@ async def test_a_relay_that_refuses_at_first_is_an_error(
 
 
 async def test_a_relay_that_is_away_later_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that is so busy that it holds a connection of ours that has died, for however long."""
+    monkeypatch.setattr("gangline.interop.harbor.relay.connection._TAKEN_S", -1.0)
     relay, node = FakeRelay([Death(1)]), FakeNode()
     connect, refusals = relay.ws_connect, [None, 502, 409, 503, None]
 

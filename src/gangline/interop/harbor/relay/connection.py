@@ -28,7 +28,7 @@ log = logging.getLogger("gangline.harbor")
 _BEAT_S = 30.0
 _LONGEST_PAUSE_S = 10.0
 _TAKEN_S = 60.0
-"""How long the relay may hold a dead connection of ours."""
+"""How long the relay may hold a dead connection of a connector before us."""
 
 
 class RelaySocket(Protocol):
@@ -128,8 +128,8 @@ class RelayConnection:
     async def keep(self) -> None:
         """Answer calls until it is cancelled.
 
-        Raises: ServerUnavailable if Harbor does not answer at first; InvalidRequest, NotFound; Conflict
-        if another connector holds the session.
+        Raises: ServerUnavailable if Harbor does not answer at first, Conflict if another connector holds the session
+        then; InvalidRequest, NotFound.
         """
         try:
             async with asyncio.TaskGroup() as calls:
@@ -155,13 +155,14 @@ class RelayConnection:
         while True:
             try:
                 return await self._dial()
-            except Conflict:
-                if time.monotonic() - since > _TAKEN_S:
+            except Conflict as error:
+                if self._was_there:  # by us, as long as the relay has not noticed
+                    self._on_change(error.message)
+                elif time.monotonic() - since > _TAKEN_S:
                     raise
             except ServerUnavailable:
                 if not self._was_there:
                     raise
-                since = time.monotonic()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
