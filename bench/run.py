@@ -18,7 +18,7 @@ BENCH = Path(__file__).parent
 RESULTS = BENCH / "results.json"
 PAGE = BENCH.parent / "docs" / "benchmarks.md"
 
-ON_REQUEST = {"captures", "containers", "families", "families_135m", "published_merging", "scale", "sched"}
+ON_REQUEST = {"captures", "containers", "families", "families_135m", "images", "published_merging", "scale", "sched"}
 """Benchmarks that run only by name: they need the tokenizers of `make tools`, start engines as root, or are long."""
 
 MAX_OF_A_SECTION = 20
