@@ -56,6 +56,8 @@ INSPECT_PACKAGE := inspect-ai==0.3.285
 # Harbor wants Python 3.12 or newer and much else: an environment of its own, 500 MB, in a minute.
 HARBOR := .venv-harbor
 HARBOR_PACKAGE := harbor==0.26.0
+# The configuration that Harbor writes for pi is of later versions than our adapter's, which have another package.
+HARBOR_PI := @earendil-works/pi-coding-agent@0.85.1
 PYTHON_FOR_HARBOR ?= $(shell for p in python3 python3.12 python3.13 $(wildcard $(HOME)/.pyenv/versions/3.1[23]*/bin/python); do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && { echo $$p; break; }; done)
 
@@ -65,7 +67,7 @@ SWEBENCH := .venv-swebench
 SWEBENCH_PACKAGES := swebench==5.0.2 swebench==4.1.0
 
 .PHONY: quick help demo environments test test-loaded test-inputs test-templates templates check-templates test-slow test-vllm test-verl test-inspect test-verifiers test-harbor test-peers test-trainers test-cluster test-apptainer test-presets simulate \
-	chaos lost-disks test-programs test-chaos check format bench scale rewards docs screenshots tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock test-browser check-web mutation
+	chaos judge-harbor lost-disks test-programs test-chaos check format bench scale rewards docs screenshots tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock test-browser check-web mutation
 .DELETE_ON_ERROR:
 
 help:
@@ -97,6 +99,7 @@ help:
 	@echo "make test-loaded  make test three times in a row while 15 processes load the machine (RUNS=N; hours on two cores)"
 	@echo "make simulate  10,000 random schedules of crashes and lost messages (SCHEDULES=N; about an hour)"
 	@echo "make chaos   1,000 sessions through kills of everything (SESSIONS=N, SEED=N repeats; a quarter of an hour)"
+	@echo "make judge-harbor  100 rollouts of Harbor's agents in Docker through restarts of Harbor, connector and node (ROLLOUTS=N)"
 	@echo "make lost-disks  1,000 sessions through the loss of ten nodes with their disks (SESSIONS=N; six minutes)"
 	@echo "make leaks   500 sessions cancelled and killed at any moment, and what they leave (SESSIONS=N, SEED=N; ten minutes)"
 	@echo "make mutation  changes of the code that no test notices, where tokens and losses are made (half an hour; MUTANTS=...)"
@@ -272,6 +275,8 @@ $(HARBOR)/.ready: Makefile scripts/docker-compose.sh
 	@echo "Installing $(HARBOR_PACKAGE) into $(HARBOR) ..."
 	$(PYTHON_FOR_HARBOR) -m venv $(HARBOR)
 	$(HARBOR)/bin/python -m pip install --quiet --disable-pip-version-check $(HARBOR_PACKAGE)
+	@if command -v npm >/dev/null; then npm install --prefix $(HARBOR)/agents --no-package-lock --no-audit --no-fund \
+		--loglevel=error --ignore-scripts --save-exact $(HARBOR_PI); fi
 	@mkdir -p $(HARBOR)/docker
 	@docker compose version >/dev/null 2>&1 || scripts/docker-compose.sh $(HARBOR)/docker
 	@touch $@
@@ -330,6 +335,12 @@ simulate: .venv/.dev
 chaos: .venv/.dev sandbox
 	GANGLINE_CHAOS_SESSIONS=$(or $(SESSIONS),1000) GANGLINE_CHAOS_SEED=$(or $(SEED),0) \
 		$(BIN)/python -m pytest --capture=no tests/chaos/test_chaos.py
+
+# As root, with an engine of its own: Claude Code, Codex, pi and opencode in Docker.
+judge-harbor: .venv/.dev sandbox tools $(HARBOR)/.ready
+	DOCKER_CONFIG=$(abspath $(HARBOR))/docker GANGLINE_HARBOR_PYTHON=$(abspath $(HARBOR))/bin/python \
+		GANGLINE_JUDGED_ROLLOUTS=$(or $(ROLLOUTS),100) \
+		$(BIN)/python -m pytest --capture=no tests/peers/test_harbor_relay_judge.py
 
 lost-disks: .venv/.dev sandbox
 	GANGLINE_LOST_SESSIONS=$(or $(SESSIONS),1000) \

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import urllib.request
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,14 @@ class HarborServer:
         command = [Path(self._python).parent / "harbor", "serve", "--port", self.url.rpartition(":")[2]]
         command += ["--data-dir", self._folder / "harbor", "--relay-url", self.url]
         env = {**os.environ, "HARBOR_API_KEY": KEY, "PYTHONPATH": str(SUPPORT), "HARBOR_TELEMETRY": "0"}
+        env["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
         with (self._folder / "harbor.log").open("ab") as log:
             self.process = subprocess.Popen(command, env=env, stdout=log, stderr=log, cwd=self._folder)
-        wait_for(self._answers)
+        try:
+            wait_for(self._answers, give_up_s=600.0)
+        except BaseException:
+            self.kill()
+            raise
 
     def kill(self) -> None:
         self.process.kill()
@@ -77,7 +82,13 @@ class HarborServer:
         return self.call("/jobs/submit", body)["job_id"]
 
     def rollouts(self, job_id: str) -> list[dict[str, Any]]:
-        return self.call(f"/rollouts?job_ids={job_id}&page_size=100")["items"]
+        found: list[dict[str, Any]] = []
+        path = f"/rollouts?job_ids={job_id}&page_size=100"
+        page = self.call(path)
+        while token := page["next_page_token"]:
+            found += page["items"]
+            page = self.call(f"{path}&page_token={token}")
+        return [*found, *page["items"]]
 
     def heard(self, rollout_id: str) -> list[str]:
         (path,) = (self._folder / "harbor" / "files" / "rollouts" / rollout_id).glob("*/agent/heard.json")
@@ -147,6 +158,11 @@ class Connector:
         while sum(len(task["rewards"]) for task in self.delivered) < num_rollouts:
             self.delivered.append(self._line())
         return self.delivered
+
+    def deliver_all(self, rollout_ids: Set[str]) -> None:
+        """Wait until these rollouts have been."""
+        while not rollout_ids <= {one["rollout_id"] for task in self.delivered for one in task["about"]["rollouts"]}:
+            self.delivered.append(self._line())
 
     def _line(self) -> dict[str, Any]:
         assert self.process.stdout is not None
