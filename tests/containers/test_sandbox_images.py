@@ -23,7 +23,7 @@ from gangline.domain.errors import ImageMissing, InvalidRequest, PullFailed, Run
 from gangline.domain.ids import new_id
 from gangline.domain.sandbox import Checkpoint, RuntimeStart, Sandbox
 from gangline.domain.task import LimitsSpec, RuntimeSpec
-from gangline.sandbox.bubblewrap.runtime import SandboxRuntime
+from gangline.sandbox.bubblewrap.runtime import BubblewrapRuntime
 from gangline.sandbox.images import unpacked
 from gangline.sandbox.images.cache import ImageCache
 from gangline.sandbox.images.pulling import Pulls, trouble_of
@@ -71,7 +71,7 @@ def moody() -> Generator[Registry]:
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UnpackedImages:
     """An empty one, the runtime's own."""
     monkeypatch.setenv("GANGLINE_CACHE", str(tmp_path / "cache"))
-    found = SandboxRuntime().image_store
+    found = BubblewrapRuntime().image_store
     assert found is not None
     return found
 
@@ -102,7 +102,7 @@ async def started(root: Path, image: str, *, base: Checkpoint | None = None, **c
     spec = RuntimeSpec(backend="sandbox", image=image, network="none", **changes)
     runtime_id = new_id("runtime")
     start = RuntimeStart(runtime_id=runtime_id, owner="me", spec=spec, folder=root / runtime_id, base=base)
-    sandbox = await SandboxRuntime().start(start)
+    sandbox = await BubblewrapRuntime().start(start)
     try:
         yield sandbox
     finally:
@@ -140,7 +140,7 @@ async def test_a_hundred_who_wait_cost_one_pull_and_layers_are_shared(
     mine, theirs = await store.layers(image), await store.layers(other)
     assert len(mine.keys() & theirs.keys()) == 1
     assert held.size_bytes == sum(mine.values()) >= 5000
-    assert {f"{served.address}/crowd:1", held.image_id[:12]} <= set((await SandboxRuntime().images())[""])
+    assert {f"{served.address}/crowd:1", held.image_id[:12]} <= set((await BubblewrapRuntime().images())[""])
 
 
 @pytest.mark.parametrize("form", ["docker", "zstd"])
@@ -339,7 +339,7 @@ async def test_a_sandbox_has_the_images_root_and_the_content_of_its_folders(
             await fork.reset()
             assert await said(fork, "ls -A .git") == "HEAD\nnew\n"
         assert not await store.remove_image(image), "a sandbox uses it"
-    await SandboxRuntime().release(kept)
+    await BubblewrapRuntime().release(kept)
     assert await store.remove_image(image)
 
 
@@ -347,15 +347,15 @@ async def test_without_its_programs_nothing_is_pulled_and_the_remedy_is_told(
     store: UnpackedImages, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(unpacked, "PATH", str(tmp_path))
-    assert SandboxRuntime().image_store is None
-    assert (await SandboxRuntime().images())[""] == set()
+    assert BubblewrapRuntime().image_store is None
+    assert (await BubblewrapRuntime().images())[""] == set()
     with pytest.raises(RuntimeUnavailable, match="apt-get install -y skopeo umoci"):
         await store.pull("debian:12")
     with pytest.raises(ImageMissing, match="apt-get install -y skopeo umoci"):
         async with started(tmp_path / "boxes", "debian:12"):
             pass
     with pytest.raises(InvalidRequest, match="the name of an image"):
-        SandboxRuntime.check_spec(RuntimeSpec(backend="sandbox", image="oci:/etc"))
+        BubblewrapRuntime.check_spec(RuntimeSpec(backend="sandbox", image="oci:/etc"))
 
 
 @pytest.fixture(scope="module")
@@ -373,7 +373,7 @@ def in_image(served: Registry, base: bytes, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize("check", checks(isolated=True), ids=lambda check: check.__name__)
 async def test_a_sandbox_in_an_image_keeps_the_contract(in_image: str, check: Check, tmp_path: Path) -> None:
-    await run_check(check, SandboxRuntime(), tmp_path, isolated=True, image=in_image)
+    await run_check(check, BubblewrapRuntime(), tmp_path, isolated=True, image=in_image)
 
 
 @pytest.mark.parametrize("check", adoption_checks(), ids=lambda check: check.__name__)
