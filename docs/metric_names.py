@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gangline.domain.lifecycle import STAGES
-from gangline.domain.node_views import BackendView
+from gangline.domain.node_views import BackendView, CacheView, PlacesView
 from gangline.domain.views import NodeView, ServiceStatus
 from gangline.node.backends.gate import Gate
 from gangline.node.health.metrics import NodeMetrics, NodeNow
@@ -66,8 +67,14 @@ def node_families() -> dict[str, Metric]:
         error=None,
         since=0,
     )
+    cache = CacheView(num_tokens=1, usable=1, num_held_tokens=0, num_places=0, hit_rate=0)
     now = NodeNow(
-        stages=dict.fromkeys(STAGES, 0), sizes={"run_slots": 1}, num_external=0, backends=[backend], gate=gate
+        stages=dict.fromkeys(STAGES, 0),
+        sizes={"run_slots": 1},
+        num_external=0,
+        backends=[msgspec.structs.replace(backend, cache=cache)],
+        places=PlacesView(num_waiting=0, longest_wait_s=0, max_wait_s=1),
+        gate=gate,
     )
     return _families(NodeMetrics().exposition(now))
 

@@ -49,7 +49,7 @@ def test_calls_that_outgrow_the_cache_together_are_preempted_and_still_end(engin
 
 def test_sessions_with_places_end_earlier_and_all_of_them(engines: Any) -> None:
     simulation = importlib.import_module("sched_simulation")
-    results = []
+    results: list[Any] = []
     for policy in (None, Admission()):
         work = simulation.traces(6, 8, random.Random(5), prompts=0.1, replies=0.1)
         speed = engines.Speed(step_s=0.03, prefill_s=1e-3, decode_s=0.004)

@@ -130,6 +130,31 @@ class EngineTime(msgspec.Struct, frozen=True, kw_only=True):
     num_calls: int
 
 
+class CacheView(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine's prefix cache and the sessions with a place in it."""
+
+    num_tokens: int
+    """That it holds."""
+    usable: float
+    """Part of it that sessions may fill; below 1 after contexts were not found in it."""
+    num_held_tokens: int
+    """Contexts of the sessions with a place, what they share counted once."""
+    num_places: int
+    """Sessions with a place."""
+    hit_rate: float | None
+    """Part of the prompts' tokens that it had, by the engine's own counters, in the last seconds. None: unknown."""
+
+
+class PlacesView(msgspec.Struct, frozen=True, kw_only=True):
+    """Sessions that wait for a place in an engine's cache."""
+
+    num_waiting: int
+    longest_wait_s: float
+    """The longest so far."""
+    max_wait_s: float
+    """After so long a session goes before all others."""
+
+
 class BackendView(msgspec.Struct, frozen=True, kw_only=True):
     """One backend as an operator sees it."""
 
@@ -167,6 +192,8 @@ class BackendView(msgspec.Struct, frozen=True, kw_only=True):
     num_failures: int
     """Consecutive failed health checks."""
     error: str | None
+    cache: CacheView | None = None
+    """None: sessions have no places, or the engine does not tell the size of its cache."""
     times: dict[str, EngineTime] = {}
     """`queue`, `prefill`, `decode` from its own metrics page, if they were requested and it has one."""
     weights_known: bool = True

@@ -25,6 +25,7 @@ from gangline.domain.task import RuntimeSpec
 from gangline.grading.untrusted.isolated import ForkServers
 from gangline.machine.private import close_to_others, make_private_folder, open_data_folder
 from gangline.machine.telemetry.exposition import CONTENT_TYPE
+from gangline.node.backends.admission import Admission
 from gangline.node.backends.by_role import BackendsByRole
 from gangline.node.backends.engine import BackendSpec
 from gangline.node.backends.member_file import MemberFile
@@ -140,6 +141,7 @@ async def serve(
                 node=socket.gethostname(),
                 capture=settings.capture,
                 affinity_slack=settings.affinity_slack,
+                admission=Admission() if settings.session_places else None,
             )
         )
         stack.push_async_callback(backends.close)

@@ -213,6 +213,10 @@ class NodeSettings(BaseModel):
     """
     affinity_slack: Annotated[int, Field(ge=0)] = 0
     """Sessions of one task share an engine while it has fewer than this many more than the least loaded."""
+    session_places: bool = False
+    """Sessions whose contexts do not fit the engines' prefix caches together wait before a call, instead of computing
+    their contexts again. For engines that tell the size of their cache: vLLM, and SGLang.
+    """
     capture: Literal["ids", "text"] = "ids"
     """ids, or text for engines that report no token ids (their rows cannot be trained on)."""
     sampling: Annotated[dict[str, _JsonTable] | None, AfterValidator(_policy_is_valid)] = None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from gangline.models.engines.contract import Engine
 from gangline.node.backends.engine import Assignment, Backend, BackendSpec, PooledEngine
+from gangline.node.backends.gate import GateMeter
 
 __all__ = ["pooled"]
 
@@ -18,6 +20,9 @@ class _OneBackend:
 
     async def backend_of(self, assignment: Assignment) -> Backend:
         return self._backend
+
+    def turn(self, assignment: Assignment, meter: GateMeter) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def is_lost(self, backend: Backend) -> bool:
         return False

@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 
 from gangline.domain.conversation import Message, Text
 from gangline.domain.errors import Conflict, EngineUnavailable, GanglineError, InvalidRequest
+from gangline.models.engines.cache import EngineCache, engine_cache
 from gangline.models.engines.contract import Engine, EngineCapabilities
 from gangline.models.engines.text.parsed import ParsedEngine
 from gangline.models.engines.weights import engine_weights
@@ -73,6 +74,10 @@ class EngineClients:
                 yield
         except TimeoutError:
             raise EngineUnavailable(f"engine {url} did not answer a probe in {self._probe_timeout_s:g} s") from None
+
+    async def cache(self, spec: BackendSpec) -> EngineCache | None:
+        """See `engine_cache`. Raises: InvalidRequest when the key is missing."""
+        return await engine_cache(spec.url, spec.api_key_env and self._read_secret(spec.api_key_env))
 
     async def let_go(self, backend: Backend, timeout_s: float) -> None:
         """Resume an engine that a trainer had paused. Failures are logged."""

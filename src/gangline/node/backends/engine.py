@@ -26,6 +26,7 @@ from gangline.models.engines.contract import (
 )
 from gangline.models.engines.fields import has_media
 from gangline.models.engines.templates.fitting import RESULTS_AS_USER, SPLIT_CALLS, fit
+from gangline.node.backends.gate import GateMeter
 
 Slots = AbstractAsyncContextManager[None]
 """Slots for calls in flight; a call waits until it gets one."""
@@ -148,10 +149,23 @@ class Assignment:
     backend: Backend | None = None
     moves: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     is_over: bool = False
+    num_tokens: int = 0
+    """Length of its last context, prompt and reply; 0 until an engine reported one."""
+    keeps_first: bool = False
+    """Keep the next prompt as `first_ids`."""
+    first_ids: TokenIds | None = None
+
+    def read(self, prompt_ids: TokenIds | None, num_prompt_tokens: int | None) -> None:
+        """Note the prompt of a reply; afterwards count the sampled tokens."""
+        self.num_tokens = (num_prompt_tokens or 0) if prompt_ids is None else len(prompt_ids)
+        if self.keeps_first:
+            self.first_ids, self.keeps_first = prompt_ids, False
 
 
 class Backends(Protocol):
     """The pool as one session sees it."""
+
+    def turn(self, assignment: Assignment, meter: GateMeter) -> AbstractAsyncContextManager[None]: ...
 
     async def backend_of(self, assignment: Assignment) -> Backend: ...
 
@@ -173,6 +187,10 @@ class PooledEngine:
         self.engine_ids: dict[str, str] = {}
         """Call id as the client knows it -> call id from the engine or the model."""
 
+    def turn(self, meter: GateMeter) -> AbstractAsyncContextManager[None]:
+        """Wait until the session may call; for the duration of a call."""
+        return self._pool.turn(self._assignment, meter)
+
     async def probe(self) -> EngineCapabilities:
         return await self._ask(lambda backend: backend.engine.probe())
 
@@ -182,6 +200,11 @@ class PooledEngine:
     async def chat(self, request: EngineRequest) -> EngineReply:
         async with self._slots:
             reply = await self._ask(lambda backend: self._chat(backend, request))
+        usage = reply.usage
+        self._assignment.read(reply.prompt_ids, None if usage is None else usage.num_prompt_tokens)
+        self._assignment.num_tokens += max(
+            (len(one.sampled_ids) for one in reply.choices if one.sampled_ids is not None), default=0
+        )
         return msgspec.structs.replace(reply, metadata=reply.metadata | self._take_moves())
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[EngineDelta, None]:
@@ -199,6 +222,9 @@ class PooledEngine:
                                     started = True
                                     metadata = delta.metadata | changes | self._take_moves()
                                     delta = msgspec.structs.replace(delta, metadata=metadata)
+                                if delta.prompt_ids is not None:
+                                    self._assignment.read(delta.prompt_ids, None)
+                                self._assignment.num_tokens += len(delta.sampled_ids or ())
                                 yield delta if is_known else _of_unknown_weights(delta)
                     return
                 except EngineUnavailable as error:

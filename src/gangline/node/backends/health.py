@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from gangline.domain.errors import EngineError, GanglineError, TooManyFiles
 from gangline.domain.node_views import BackendState
@@ -22,19 +22,22 @@ class HealthChecks:
         backends: Mapping[str, Backend],
         clients: EngineClients,
         set_state: Callable[[Backend, BackendState, str | None], None],
+        on_healthy: Callable[[Backend], Awaitable[None]],
         *,
         every_s: float,
         timeout_s: float,
         max_failures: int,
         clock: Callable[[], float],
     ) -> None:
-        """backends: the pool's, by id. set_state: sets a backend's state and error.
+        """backends: the pool's, by id. set_state: sets a backend's state and error. on_healthy: called after each check
+        of the rounds that a backend passes.
 
         max_failures: consecutive failed checks that make a backend unhealthy; one is enough when a call failed too.
         """
         self._backends = backends
         self._clients = clients
         self._set_state = set_state
+        self._on_healthy = on_healthy
         self._every_s = every_s
         self._timeout_s = timeout_s
         self._max_failures = max_failures
@@ -82,6 +85,7 @@ class HealthChecks:
             await backend.engine.check_health(self._timeout_s)
             if backend.state == "unhealthy":
                 await self._welcome_back(backend)
+            await self._on_healthy(backend)
         except TooManyFiles:
             return  # this node's fault: says nothing about the backend
         except GanglineError as error:

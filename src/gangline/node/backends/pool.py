@@ -8,6 +8,7 @@ Laws
 - A backend is dead when a health check says so, not when a call fails: one bad request must not empty the pool.
 - Setting a policy version applies it to the backends that are healthy then. A backend that is added or recovers later
   has the weights it was started with: its replies say so (`weights_known`) until a version is set again.
+- With an `Admission`, sessions are assigned by it instead, and calls of those without a place wait.
 - Without a healthy backend calls wait for a bounded time, so that an engine can be restarted under a running session.
 
 Source: "ProRL Agent" (arXiv 2603.18815), 3.4 (an engine runs on this machine if all addresses behind its URL do) and
@@ -24,16 +25,22 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from itertools import count
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+import msgspec
+
 from gangline.domain.errors import EngineUnavailable, NotFound
-from gangline.domain.node_views import BackendState, BackendView
+from gangline.domain.node_views import BackendState, BackendView, PlacesView
 from gangline.models.engines.contract import Engine, EngineCapabilities
+from gangline.node.backends.admission import Admission
 from gangline.node.backends.clients import EngineClients, Identity, refuse_difference
 from gangline.node.backends.engine import Assignment, Backend, BackendSpec, PooledEngine, Rank, Slots
+from gangline.node.backends.gate import GateMeter
 from gangline.node.backends.health import HealthChecks
+from gangline.node.backends.places import Places
 from gangline.settings.machine import read_secret
 
 log = logging.getLogger("gangline.backends")
@@ -100,6 +107,14 @@ class Placement:
             self.leave(assignment)
             self._join(assignment, chosen)
         return chosen
+
+    def place(self, assignment: Assignment, backend: Backend) -> None:
+        """Assign the session to this backend."""
+        if (held := assignment.backend) is not backend:
+            if held is not None:
+                assignment.moves.append({"from": held.url, "to": backend.url, "why": "its place"})
+            self.leave(assignment)
+            self._join(assignment, backend)
 
     def leave(self, assignment: Assignment) -> None:
         backend, assignment.backend = assignment.backend, None
@@ -173,6 +188,7 @@ class BackendPool:
         numbers: Iterator[int] | None = None,
         node: str | None = None,
         affinity_slack: int = 0,
+        admission: Admission | None = None,
         wait_s: float = 60.0,
         check_timeout_s: float = 5.0,
         probe_timeout_s: float = 120.0,
@@ -184,6 +200,7 @@ class BackendPool:
         node: backends with this label, and unlabelled ones on this machine, are chosen before all others.
         affinity_slack: a session prefers a backend that already has a session of its task, as long as that has fewer
         than this many sessions more than the least loaded one; 0: never.
+        admission: decides which sessions may call, and where; None: all, and `Placement` decides where.
         wait_s: for a healthy backend. max_failures: consecutive failed checks until a backend is unhealthy; one is
         enough when a call failed too. capture: `text` accepts servers that report no token ids.
         read_secret: reads a key by the name of its environment variable; raises InvalidRequest.
@@ -197,6 +214,7 @@ class BackendPool:
             self._backends,
             self._clients,
             self._set_state,
+            self._read_cache,
             every_s=probe_interval_s,
             timeout_s=check_timeout_s,
             max_failures=max_failures,
@@ -205,6 +223,7 @@ class BackendPool:
         self._role = role
         self._numbers = count(1) if numbers is None else numbers
         self._placement = Placement(self._backends, affinity_slack=affinity_slack)
+        self._places = None if admission is None else Places(admission, self._backends, self._placement.place)
         self._node = node
         self._assignments: dict[str, Assignment] = {}
         self._usable = asyncio.Event()
@@ -239,16 +258,23 @@ class BackendPool:
         try:
             capabilities, identity = await self._clients.probe(engine, url, anew=False)
             is_near = label == self._node if label else await asyncio.to_thread(is_on_this_machine, spec.url)
-            known = self._known(url)
-            if known is None:
+            cache = None if self._places is None else await self._clients.cache(spec)
+            if (known := self._known(url)) is None:
                 for other in self.staying():
                     refuse_difference(url, identity, other.identity, f"as {other.url} has it")
-                return self._take_in(spec, engine, capabilities, identity, is_near).view()
+                added = self._take_in(spec, engine, capabilities, identity, is_near)
+                if self._places is not None:
+                    self._places.read(added, cache)
+                return self._view(added)
         except BaseException:
             await engine.close()
             raise
         await engine.close()
-        return known.view()
+        return self._view(known)
+
+    async def _read_cache(self, backend: Backend) -> None:
+        if self._places is not None:
+            self._places.read(backend, await self._clients.cache(backend.spec))
 
     async def remove(self, backend_id: str, drain: bool = True) -> None:
         """Remove the backend. Its sessions move at their next call. `drain` waits for calls in flight; otherwise they
@@ -282,7 +308,11 @@ class BackendPool:
         return self._known(url) is not None
 
     def views(self) -> list[BackendView]:
-        return [backend.view() for backend in self._backends.values()]
+        return [self._view(backend) for backend in self._backends.values()]
+
+    def _view(self, backend: Backend) -> BackendView:
+        view = backend.view()
+        return view if self._places is None else msgspec.structs.replace(view, cache=self._places.view_of(backend))
 
     def members(self) -> list[BackendSpec]:
         """Specs of all backends that are not draining, as the operator gave them."""
@@ -315,6 +345,8 @@ class BackendPool:
         """Close the pool. Calls that wait or are in flight fail. Idempotent."""
         self._closed = True
         self._usable.set()
+        if self._places is not None:
+            self._places.close()
         await self._health.stop()
         if self._letting_go is not None:
             self._letting_go.cancel()
@@ -322,6 +354,14 @@ class BackendPool:
         await self.clear(drain=False)
 
     # -- the sessions' side --------------------------------------------------------------------------------------
+
+    @property
+    def places(self) -> PlacesView | None:
+        return None if self._places is None else self._places.view()
+
+    def turn(self, assignment: Assignment, meter: GateMeter) -> AbstractAsyncContextManager[None]:
+        """Wait until the session may call a backend; for the duration of a call."""
+        return nullcontext() if self._places is None else self._places.turn(assignment, meter)
 
     def engine_for(self, session_id: str, task_id: str, slots: Slots | None = None) -> Engine:
         """Returns an engine that follows the session's backend through moves. The backend is assigned at the first
@@ -337,6 +377,8 @@ class BackendPool:
         if assignment is not None:
             assignment.is_over = True
             self._placement.leave(assignment)
+            if self._places is not None:
+                self._places.release(session_id)
 
     async def backend_of(self, assignment: Assignment) -> Backend:
         """Returns the session's backend, or another one when that is dead or removed.

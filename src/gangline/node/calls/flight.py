@@ -12,10 +12,12 @@ import asyncio
 import secrets
 import traceback
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import nullcontext
 from copy import copy
 from typing import Any, Generic, Protocol, TypeVar
 
 from gangline.domain.errors import SessionOver
+from gangline.node.backends.engine import PooledEngine
 from gangline.node.capture.parts import CallParts
 
 NewsT = TypeVar("NewsT")
@@ -204,7 +206,9 @@ class Flight(Generic[ReplyT, NewsT]):
 async def _run(sampler: Sampler[ReplyT], progress: Progress[Any], parts: CallParts) -> ReplyT:
     """Do the call's work. Takes no flight: the error's traceback holds this frame, and the flight holds the error."""
     try:
-        async with parts.gate.pass_through(parts.meter):
+        engine = parts.engine
+        turn = engine.turn(parts.meter) if isinstance(engine, PooledEngine) else nullcontext()
+        async with turn, parts.gate.pass_through(parts.meter):
             return await sampler.answer()
     except asyncio.CancelledError:
         if progress.abort_message is None:

@@ -6,7 +6,7 @@ read at the scrape. Labels are small fixed sets and backends, never sessions or 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -16,7 +16,7 @@ from gangline.domain.completion import EMPTY_GENERATION, Completion
 from gangline.domain.errors import GanglineError
 from gangline.domain.lifecycle import STAGES
 from gangline.domain.node_numbers import NodeNumbers
-from gangline.domain.node_views import BackendView, BreakerView, DiskState
+from gangline.domain.node_views import BackendView, BreakerView, DiskState, PlacesView
 from gangline.domain.session import SessionResult
 from gangline.domain.usage import Usage
 from gangline.domain.views import PULLING
@@ -34,6 +34,13 @@ _CALL_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 
 
 _MAX_PULLING = 32
+_CACHE_FIGURES = (
+    ("cache_tokens", "num_tokens", "Size of the engine's prefix cache, where sessions have places in it."),
+    ("held_tokens", "num_held_tokens", "Contexts of the sessions with a place in the cache."),
+    ("places", "num_places", "Sessions with a place in the cache."),
+    ("hit_rate", "hit_rate", "Part of the prompts' tokens that was cached, in the last seconds."),
+)
+"""(metric, field of `CacheView`, text)"""
 _DISK_FIGURES = ("free_bytes", "reserve_bytes", "free_files", "reserve_files")
 
 
@@ -58,6 +65,8 @@ class NodeNow(msgspec.Struct, frozen=True, kw_only=True):
     num_warm: int = 0
     """Sandboxes that wait for a session."""
     backends: Sequence[BackendView]
+    places: PlacesView | None = None
+    """None: sessions have no places."""
     gate: Gate
     images: ImagesNow = ImagesNow()
 
@@ -280,6 +289,11 @@ class NodeMetrics:
             yield GaugeMetricFamily("gangline_policy_version", "Policy version of tokens sampled now.", gate.version)
         yield from _of_images(now.images)
         yield from _of_backends(now.backends)
+        if (places := now.places) is not None:
+            yield GaugeMetricFamily("gangline_places_waiting", "Sessions waiting for a place.", places.num_waiting)
+            yield GaugeMetricFamily(
+                "gangline_places_longest_wait_seconds", "Longest wait for a place so far.", places.longest_wait_s
+            )
 
 
 def _of_images(images: ImagesNow) -> Iterable[Metric]:
@@ -310,12 +324,16 @@ def _phases(updates: GateUpdates) -> Metric:
 
 def _of_backends(backends: Sequence[BackendView]) -> Iterable[Metric]:
     names = ["backend", "engine"]
-    up = GaugeMetricFamily("gangline_backend_up", "1 while the engine is healthy.", labels=names)
-    sessions = GaugeMetricFamily("gangline_backend_sessions", "Sessions assigned to the engine.", labels=names)
-    calls = GaugeMetricFamily("gangline_backend_calls", "Calls in flight.", labels=names)
-    for view in backends:
-        labels = [view.backend_id, view.engine]
-        up.add_metric(labels, view.state == "healthy")
-        sessions.add_metric(labels, view.num_sessions)
-        calls.add_metric(labels, view.num_calls)
-    return up, sessions, calls
+
+    def family(name: str, text: str, read: Callable[[BackendView], float | None]) -> Metric:
+        found = GaugeMetricFamily(f"gangline_backend_{name}", text, labels=names)
+        for view in backends:
+            if (value := read(view)) is not None:
+                found.add_metric([view.backend_id, view.engine], value)
+        return found
+
+    yield family("up", "1 while the engine is healthy.", lambda view: view.state == "healthy")
+    yield family("sessions", "Sessions assigned to the engine.", lambda view: view.num_sessions)
+    yield family("calls", "Calls in flight.", lambda view: view.num_calls)
+    for name, field, text in _CACHE_FIGURES:
+        yield family(name, text, lambda view, field=field: getattr(view.cache, field, None))

@@ -183,6 +183,7 @@ class Pipeline:
             checkpoint_bytes=self._parts.checkpoints.num_bytes,
             num_warm=0 if self._parts.warm is None else self._parts.warm.num_spare,
             backends=self._parts.backends.views(),
+            places=self._parts.backends.policy.places,
             gate=self._parts.gate,
             images=self._parts.images.now(),
         )

@@ -1,0 +1,70 @@
+"""An engine's prefix cache: how many tokens it holds, and how many were looked up and found, from its metrics page.
+
+Sources, as read: vLLM 0.32's `v1/metrics/loggers.py`; SGLang's `observability/metrics_collector.py`, whose page exists
+with `--enable-metrics`. Without the page, SGLang tells the size alone (`/get_server_info`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from gangline.domain.errors import GanglineError
+from gangline.models.engines.http import EngineHttp
+from gangline.models.engines.replies import decode
+
+_PATIENCE_S = 5.0
+_COUNTERS = {
+    b"vllm:prefix_cache_queries_total": "queried",
+    b"vllm:prefix_cache_hits_total": "hit",
+    b"sglang:max_total_num_tokens": "size",
+    b"sglang:prompt_tokens_total": "queried",
+    b"sglang:cached_tokens_total": "hit",
+}
+_SAMPLE = re.compile(
+    rb"^(" + b"|".join(map(re.escape, _COUNTERS)) + rb")(?:\{[^\n]*\})?[ \t]+([0-9.eE+]+)", re.MULTILINE
+)
+_CONFIG = re.compile(rb"^vllm:cache_config_info\{([^\n]*)\}", re.MULTILINE)
+_BLOCKS = re.compile(rb'(?:^|,)(num_gpu_blocks|block_size)="(\d+)"')
+
+
+class EngineCache(msgspec.Struct, frozen=True):
+    num_tokens: int
+    """Its size: tokens whose keys and values it holds."""
+    num_queried: int = 0
+    """Tokens of prompts, since the engine's start."""
+    num_hit: int = 0
+    """Those that were in the cache."""
+
+
+def cache_of_page(page: bytes) -> EngineCache | None:
+    """From Prometheus text format, summed over the engine's replicas. None if the page does not tell the size."""
+    found = Counter[str]()
+    for labels in _CONFIG.findall(page):
+        sizes = {name: int(number) for name, number in _BLOCKS.findall(labels)}
+        found["size"] += sizes.get(b"num_gpu_blocks", 0) * sizes.get(b"block_size", 0)
+    for name, number in _SAMPLE.findall(page):
+        with suppress(ValueError):
+            found[_COUNTERS[name]] += int(float(number))
+    return EngineCache(found["size"], found["queried"], found["hit"]) if found["size"] > 0 else None
+
+
+async def engine_cache(url: str, api_key: str | None) -> EngineCache | None:
+    """None if the engine does not tell its size, or not within a few seconds."""
+    http = EngineHttp(url, api_key=api_key)
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            with suppress(GanglineError):
+                if (found := cache_of_page(await http.get("/metrics"))) is not None:
+                    return found
+            size = decode(await http.get("/get_server_info"), dict[str, Any], url).get("max_total_num_tokens")
+            return EngineCache(size) if isinstance(size, int) and size > 0 else None
+    except (GanglineError, TimeoutError):
+        return None
+    finally:
+        await http.close()
