@@ -20,8 +20,8 @@ from gangline.node.backends.pool import Placement
 
 VLLM = b"""# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
 # TYPE vllm:cache_config_info gauge
-vllm:cache_config_info{block_size="128",cache_dtype="auto",engine="0",num_gpu_blocks="661"} 1.0
-vllm:cache_config_info{block_size="128",cache_dtype="auto",engine="1",num_gpu_blocks="339"} 1.0
+vllm:cache_config_info{block_size="128",engine="0",kv_cache_size_tokens="64000",num_gpu_blocks="1000"} 1.0
+vllm:cache_config_info{block_size="128",engine="1",kv_cache_size_tokens="64000",num_gpu_blocks="1000"} 1.0
 vllm:prefix_cache_queries_total{engine="0",model_name="m"} 1.5e+03
 vllm:prefix_cache_queries_total{engine="1",model_name="m"} 500.0
 vllm:prefix_cache_queries_created{engine="0",model_name="m"} 1.7e+09
@@ -39,7 +39,9 @@ sglang:cached_tokens_total{cache_source="device",model_name="m"} 30.0
         (VLLM, EngineCache(128_000, 2000, 1024)),
         (VLLM.replace(b"\n", b"\r\n"), EngineCache(128_000, 2000, 1024)),
         (SGLANG, EngineCache(471_258, 100, 30)),
-        (VLLM.replace(b'num_gpu_blocks="661"', b'num_gpu_blocks="None"'), EngineCache(339 * 128, 2000, 1024)),
+        (VLLM.replace(b'"64000"', b'"None"'), EngineCache(128_000, 2000, 1024)),
+        (VLLM.replace(b'kv_cache_size_tokens="64000",', b""), EngineCache(128_000, 2000, 1024)),
+        (VLLM.replace(b'"64000"', b'"None"').replace(b'"1000"', b'"None"'), None),
         (b"vllm:prefix_cache_hits_total 12.0\n", None),
         (b"<html>", None),
     ],

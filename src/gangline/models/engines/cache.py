@@ -1,7 +1,8 @@
 """An engine's prefix cache: how many tokens it holds, and how many were looked up and found, from its metrics page.
 
-Sources, as read: vLLM 0.32's `v1/metrics/loggers.py`; SGLang's `observability/metrics_collector.py`, whose page exists
-with `--enable-metrics`. Without the page, SGLang tells the size alone (`/get_server_info`).
+Sources, as read: vLLM 0.32's `v1/metrics/loggers.py` and `v1/engine/core_client.py`; SGLang's
+`observability/metrics_collector.py`, whose page exists with `--enable-metrics`. Without the page, SGLang tells the size
+alone (`/get_server_info`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _SAMPLE = re.compile(
     rb"^(" + b"|".join(map(re.escape, _COUNTERS)) + rb")(?:\{[^\n]*\})?[ \t]+([0-9.eE+]+)", re.MULTILINE
 )
 _CONFIG = re.compile(rb"^vllm:cache_config_info\{([^\n]*)\}", re.MULTILINE)
-_BLOCKS = re.compile(rb'(?:^|,)(num_gpu_blocks|block_size)="(\d+)"')
+_SIZES = re.compile(rb'(?:^|,)(kv_cache_size_tokens|num_gpu_blocks|block_size)="(\d+)"')
 
 
 class EngineCache(msgspec.Struct, frozen=True):
@@ -45,13 +46,16 @@ class EngineCache(msgspec.Struct, frozen=True):
 def cache_of_page(page: bytes) -> EngineCache | None:
     """From Prometheus text format, summed over the engine's replicas. None if the page does not tell the size."""
     found = Counter[str]()
+    blocks = 0
     for labels in _CONFIG.findall(page):
-        sizes = {name: int(number) for name, number in _BLOCKS.findall(labels)}
-        found["size"] += sizes.get(b"num_gpu_blocks", 0) * sizes.get(b"block_size", 0)
+        sizes = {name: int(number) for name, number in _SIZES.findall(labels)}
+        found["size"] += sizes.get(b"kv_cache_size_tokens", 0)
+        blocks = max(blocks, sizes.get(b"num_gpu_blocks", 0) * sizes.get(b"block_size", 0))
     for name, number in _SAMPLE.findall(page):
         with suppress(ValueError):
             found[_COUNTERS[name]] += int(float(number))
-    return EngineCache(found["size"], found["queried"], found["hit"]) if found["size"] > 0 else None
+    size = found["size"] or blocks  # each of vLLM's replicas reports its own tokens, but the blocks of all
+    return EngineCache(size, found["queried"], found["hit"]) if size > 0 else None
 
 
 async def engine_cache(url: str, api_key: str | None) -> EngineCache | None:
