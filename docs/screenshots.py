@@ -128,7 +128,7 @@ async def choose(client: ServerClient, data: Path) -> list[Picture]:
         Picture("tokens", f"sessions/{best.session_id}", "#call-0", ("j", "t", "c")),
         Picture("evidence", f"sessions/{failed.session_id}", "#call-0", ("e",)),
         Picture("drift", f"sessions/{diverged[0]}?call={diverged[1]}", f"#call-{diverged[1]}", ("d",)),
-        Picture("find", "find?words=cat&max_reward=0.5", ".found mark"),
+        Picture("find", "find?words=cat&max_reward=0.5", "main mark"),
         Picture("runs", "runs", "table"),
         Picture("run", f"runs/{run['name']}", ".chart canvas"),
         Picture("evaluations", "evaluations", "table"),
@@ -172,7 +172,7 @@ async def take(page: Page, url: str, picture: Picture) -> None:
     await page.goto("about:blank")
     await page.goto(f"{url}/#/{picture.address}")
     shown = page.locator(picture.shown).first
-    await shown.wait_for(timeout=60_000)
+    await shown.wait_for(timeout=120_000)
     await shown.scroll_into_view_if_needed()
     for key in picture.keys:
         await page.wait_for_timeout(PAUSE_MS)
