@@ -44,7 +44,7 @@ _PROGRAMS = ("skopeo", "umoci")
 INSTALL = "apt-get install -y skopeo umoci"
 _PULL_S = 3600.0
 LIMITS = LimitsSpec(disk_bytes=64 << 30, max_files=2_000_000)
-"""Of one unpacked image."""
+"""The largest unpacked image."""
 _MAX_LAYERS = 500
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ID = re.compile("(?:sha256:)?([0-9a-f]{64})")

@@ -84,8 +84,8 @@ def image_environment(
 
 
 def image_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Of the variables of a container or an image's configuration, those that the image sets for commands, without any
-    that no program can have."""
+    """Returns what an image sets for commands. env: the variables of its container or its configuration. Variables that
+    no program can have are left out."""
     mine = {name: value for name, value in env.items() if name and name not in _NOT_THE_IMAGE_S}
     return {name: value for name, value in mine.items() if "\0" not in name + value}
 
