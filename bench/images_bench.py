@@ -8,6 +8,7 @@ images`.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -44,9 +45,9 @@ def run() -> dict[str, dict[str, Any]]:
         "images.sessions_lost": (NUM_SESSIONS - found.outcomes.get("completed", 0) + found.num_wrong, "", images),
         "images.pulls_per_layer": (found.worst, "", f"the worst of a node's layers, by the registry's log; {layers}"),
         "images.wait_holds_run_slots": (found.run_slots_held, "", f"at most {found.max_waiting} waited at once"),
-        "images.run_seconds": (round(found.seconds), "s", ""),
+        "images.run_seconds": (round(found.seconds), "s", f"load {os.getloadavg()[0]:.0f}"),
     }
     return {
-        name: {"value": value, "unit": unit, "note": "; ".join(filter(None, (shared, note)))}
+        name: {"value": value, "unit": unit, "note": f"{shared}; {note}"}
         for name, (value, unit, note) in figures.items()
     }
