@@ -31,7 +31,7 @@ class EvaluationSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _Identity = tuple[str, int, int, int]
-"""Of a file: its name, its inode, when it was written (ns), and its bytes."""
+"""A file's name, inode, time of writing (ns) and bytes."""
 
 
 class StoredReports:
