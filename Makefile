@@ -67,7 +67,7 @@ SWEBENCH := .venv-swebench
 SWEBENCH_PACKAGES := swebench==5.0.2 swebench==4.1.0
 
 .PHONY: quick help demo environments test test-loaded test-inputs test-templates templates check-templates test-slow test-vllm test-verl test-inspect test-verifiers test-harbor test-peers test-trainers test-cluster test-apptainer test-presets simulate \
-	chaos judge-harbor lost-disks test-programs test-chaos check format bench scale rewards docs screenshots tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock test-browser check-web mutation
+	chaos judge-harbor judge-images lost-disks test-programs test-chaos check format bench scale rewards docs screenshots tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock test-browser check-web mutation
 .DELETE_ON_ERROR:
 
 help:
@@ -99,6 +99,7 @@ help:
 	@echo "make test-loaded  make test three times in a row while 15 processes load the machine (RUNS=N; hours on two cores)"
 	@echo "make simulate  10,000 random schedules of crashes and lost messages (SCHEDULES=N; about an hour)"
 	@echo "make chaos   1,000 sessions through kills of everything (SESSIONS=N, SEED=N repeats; a quarter of an hour)"
+	@echo "make judge-images  30 sessions over 12 images on two nodes while their registry is killed and slowed (minutes; bench/run.py images has 500)"
 	@echo "make judge-harbor  100 rollouts of Harbor's agents in Docker through restarts of Harbor, connector and node (ROLLOUTS=N)"
 	@echo "make lost-disks  1,000 sessions through the loss of ten nodes with their disks (SESSIONS=N; six minutes)"
 	@echo "make leaks   500 sessions cancelled and killed at any moment, and what they leave (SESSIONS=N, SEED=N; ten minutes)"
@@ -181,7 +182,7 @@ LLAMA_CPP := llama-cpp-python==0.3.36 --hash=sha256:832db0699007f1be95a7e41ef12e
 	@touch $@
 
 test-templates: .venv/.dev .venv/chat-templates/.ready
-	GANGLINE_CALLS=200 $(BIN)/python -m pytest $(SHARED_OUT) $(or $(TESTS),tests/templates tests/property/test_formats_of_families.py)
+	GANGLINE_CALLS=$(or $(CALLS),100) $(BIN)/python -m pytest $(SHARED_OUT) $(or $(TESTS),tests/templates tests/property/test_formats_of_families.py)
 
 templates: .venv/.dev .venv/chat-templates/.ready
 	PYTHONPATH=tests $(BIN)/python -P -m support.templates.results
@@ -340,7 +341,10 @@ chaos: .venv/.dev sandbox
 judge-harbor: .venv/.dev sandbox tools $(HARBOR)/.ready
 	DOCKER_CONFIG=$(abspath $(HARBOR))/docker GANGLINE_HARBOR_PYTHON=$(abspath $(HARBOR))/bin/python \
 		GANGLINE_JUDGED_ROLLOUTS=$(or $(ROLLOUTS),100) \
-		$(BIN)/python -m pytest --capture=no tests/peers/test_harbor_relay_judge.py
+		$(BIN)/python -m pytest --capture=no tests/judges/test_harbor.py
+
+judge-images: .venv/.dev
+	$(BIN)/python -m pytest tests/judges/test_images.py
 
 lost-disks: .venv/.dev sandbox
 	GANGLINE_LOST_SESSIONS=$(or $(SESSIONS),1000) \
