@@ -250,16 +250,17 @@ async def test_a_node_tells_the_images_of_its_folders_as_they_come_and_go(tmp_pa
     folder, cache = tmp_path / "images", tmp_path / "cache"
     settings = Settings(image_folders=(folder,), cache_dir=cache)
     told = Offers(["sandbox"], lambda _: BubblewrapRuntime(settings))
+    pulled = {} if BubblewrapRuntime(settings).image_store is None else {"": ""}
     assert told.offer.images == {}, "a start looks for programs only"
     await told.look_at_images()
-    assert told.offer.images == {"sandbox": {str(folder): "", str(cache / "images"): ""}}
+    assert told.offer.images == {"sandbox": {str(folder): "", str(cache / "images"): "", **pulled}}
     (folder / "swe").mkdir(parents=True)
     await told.look_at_images()
     assert told.offer.images["sandbox"][str(folder)] == packed(["swe"])
     for number in range(MAX_IMAGES):
         (folder / str(number)).touch()
     await told.look_at_images()
-    assert told.offer.images == {"sandbox": {str(cache / "images"): ""}}, "too many to tell"
+    assert told.offer.images == {"sandbox": {str(cache / "images"): "", **pulled}}, "too many to tell"
 
 
 async def test_a_node_tells_the_images_of_an_engine_while_it_answers(tmp_path: Path) -> None:

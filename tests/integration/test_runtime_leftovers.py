@@ -196,7 +196,7 @@ async def test_an_image_is_the_root_file_system(tmp_path: Path, hosts: str | Non
         result = await handle.exec("cat /etc/image-name /srv/kept note; [ ! -e /etc/hostname ] && echo alone")
         assert (result.stdout, result.stderr) == (b"small\nkept\nminealone\n", b"")
         known = await handle.exec("cat /etc/hosts")
-        assert known.stdout.decode() == "127.0.0.1 localhost gangline\n" + (hosts or "")
+        assert known.stdout.decode() == "127.0.0.1 localhost gangline\n", "an image's own is not read: it may be a link"
     finally:
         await handle.stop()
 

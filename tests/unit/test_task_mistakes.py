@@ -46,6 +46,7 @@ def test_a_mistake_is_refused_with_its_field(field: str, fields: dict[str, Any])
         runtime(env={"A.B-c@x:y": "new\nline", "EMPTY": "", "PATH": "/opt/x:/usr/bin:/bin/"}),
         runtime(limits={"memory_bytes": 2**63 - 1, "cpus": 0.01, "max_pids": 1, "disk_bytes": None, "max_files": None}),
         runtime(image="/images/debian"),
+        runtime(image="debian:12"),
         runtime(backend="docker", image="ghcr.io/a/b@sha256:" + "0" * 64, workdir="/app", prepare=wrote("/etc/x.conf")),
         runtime(backend="process", prepare=wrote("a/b"), workdir="/workspace"),
         script(files={"/tests/test.py": ""}, clear=["/logs"], reward_file="/logs/verifier/reward.txt", collect=["a"]),

@@ -179,6 +179,8 @@ def _is_own(family: int, address: str) -> bool:
 
 
 class BackendPool:
+    """Long because it has everything that places a call: health, roles, sessions, and places in caches."""
+
     def __init__(
         self,
         probe_interval_s: float = 5.0,

@@ -89,7 +89,7 @@ class _OciManifest(_OciLayers, kw_only=True):
 
 
 class UnpackedImages:
-    """See `ImageStore`."""
+    """See `ImageStore`. Long because it has every step from a registry to a folder, and back to nothing."""
 
     def __init__(self, folder: Path, limits: LimitsSpec | None = None) -> None:
         """limits: `disk_bytes` and `max_files` of one unpacked image; None: `LIMITS`."""

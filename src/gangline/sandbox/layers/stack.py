@@ -89,7 +89,8 @@ def _can_mount(root: Path, _device: int) -> bool:
 
 
 class Layers:
-    """Call `begin` once its folders exist, and `close` at its end."""
+    """Call `begin` once its folders exist, and `close` at its end. Long because each kind of folder begins, is kept
+    and ends here."""
 
     def __init__(
         self,
