@@ -26,10 +26,8 @@ from gangline.sandbox.shared.environment import engine_environment
 
 _PATIENCE_S = 180.0
 _PULL_S = 3600.0
-_NO_IMAGE = re.compile(
-    "no such image|image not known|layer not known|unable to find image|unable to find a name",  # a layer: while it is removed
-    re.IGNORECASE,
-)
+# podman knows no layer while another process removes the image.
+_NO_IMAGE = re.compile("no such image|(image|layer) not known|unable to find (image|a name)", re.IGNORECASE)
 _NO_CONTAINER = re.compile("no such container|no container with name", re.IGNORECASE)
 _NAME = re.compile(r"gangline(?:_(?:service|network)-\d+)?-(.+)")
 _MAX_LOG_LINES = 20
