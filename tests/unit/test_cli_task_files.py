@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from gangline.cli.main import build_app
 from gangline.cli.tasks.files import parse_tasks, read_tasks, validated
+from gangline.cli.tasks.overrides import Overrides
 from gangline.domain.errors import InvalidRequest, UnknownPlugin
 from gangline.tasks.commands.evals.evaluate import _spec  # pyright: ignore[reportPrivateUsage]
 
@@ -97,3 +99,20 @@ def test_settings_of_another_harness_are_dropped(
     if "--command" not in options:
         spec = _spec(str(path), read_tasks(str(path)), 1, tuple(options[1:]), None, None)
         assert spec.tasks[0]["agent"].get("settings", {}) == settings
+
+
+@pytest.mark.parametrize(
+    ("field", "option"),
+    [
+        *(("agent", {"harness": "shell"}), ("agent", {"command": "true"}), ("agent", {"allow_no_model_call": True})),
+        *(("agent.settings", {"command": "true"}), ("runtime", {"runtime": "sandbox"})),
+    ],
+)
+@pytest.mark.parametrize("value", ["pi", ["pi"], 3])
+def test_a_field_that_is_no_table_is_named_where_an_option_goes_into_it(
+    field: str, option: dict[str, Any], value: object
+) -> None:
+    body = {"agent": {"harness": "shell", "settings": value}} if field == "agent.settings" else {field: value}
+    given: Any = {field.name: None for field in msgspec.structs.fields(Overrides)} | option
+    with pytest.raises(InvalidRequest, match=f"^{field} must be a table of fields"):
+        Overrides(**given).applied_to(body)

@@ -79,16 +79,12 @@ def show(
 
 
 def _save(
-    opened: OpenedSession,
-    result: SessionResult,
-    known: Mapping[str, TokenBytes],
-    html: Path | None,
-    picture: Path | None,
+    page: OpenedSession, result: SessionResult, known: Mapping[str, TokenBytes], html: Path | None, picture: Path | None
 ) -> None:
     if html is not None:
         from gangline.server.web.saved import saved_page
 
-        html.write_bytes(saved_page(opened, known))
+        html.write_bytes(saved_page(page, known))
     if picture is not None:
         from gangline.cli.results.picture import draw_trajectory
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 import typer
 
 from gangline.cli.options.evaluator import evaluator_fields
+from gangline.domain.errors import InvalidRequest
 
 InstructionOption = Annotated[str | None, typer.Option("--instruction", help="The problem to solve.")]
 HarnessOption = Annotated[str | None, typer.Option("--harness", help="Agent program: shell, pi, ...")]
@@ -72,7 +73,7 @@ class Overrides(msgspec.Struct, frozen=True):
         harness = self.harness if self.harness or self.command is None else "shell"
         fields: tuple[tuple[tuple[str, ...], Any], ...] = (
             (("instruction",), self.instruction),
-            (("agent",), None if harness is None else with_harness(body.get("agent") or {}, harness)),
+            (("agent",), None if harness is None else with_harness(body.get("agent"), harness)),
             (("agent", "settings", "command"), self.command),
             (("agent", "allow_no_model_call"), self.allow_no_model_call or None),
             (("num_samples",), self.samples),
@@ -86,13 +87,23 @@ class Overrides(msgspec.Struct, frozen=True):
             if value is None:
                 continue
             inner = body
-            for step in path[:-1]:
-                inner = inner.setdefault(step, {})
+            for number, step in enumerate(path[:-1], 1):
+                inner = _table(inner.setdefault(step, {}), ".".join(path[:number]))
             inner[path[-1]] = value
         return body
 
 
-def with_harness(agent: dict[str, Any], harness: str) -> dict[str, Any]:
-    """A task's `agent` with this harness. Settings of another one are dropped: they are that program's own."""
+def with_harness(agent: object, harness: str) -> dict[str, Any]:
+    """A task's `agent` with this harness. Settings of another one are dropped: they are that program's own.
+
+    Raises: InvalidRequest.
+    """
+    agent = _table(agent or {}, "agent")
     is_same = agent.get("harness", harness) == harness
     return {name: value for name, value in agent.items() if is_same or name != "settings"} | {"harness": harness}
+
+
+def _table(found: object, field: str) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"{field} must be a table of fields; got {str(found)[:80]!r}.")
+    return cast("dict[str, Any]", found)

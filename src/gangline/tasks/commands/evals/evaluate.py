@@ -243,7 +243,7 @@ def _with_harness(
 ) -> tuple[str, dict[str, Any]]:
     if harness is None:
         return named, body
-    agent = with_harness(body.get("agent") or {}, harness)
+    agent = with_harness(body.get("agent"), harness)
     metadata = {**cast("dict[str, Any]", body.get("metadata") or {}), "harness": harness}
     return f"{named} ({harness})" if len(harnesses) > 1 else named, {**body, "agent": agent, "metadata": metadata}
 
