@@ -18,7 +18,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -194,8 +194,9 @@ class Judged:
     def restart_harbor(self) -> None:
         """Harbor leaves its containers to its operator, and its job paused."""
         self.harbor.kill()
-        if left := engine("docker", "ps", "--all", "--quiet").split():
-            engine("docker", "rm", "--force", *left)
+        while left := engine("docker", "ps", "--all", "--quiet").split():
+            with suppress(subprocess.CalledProcessError):  # one of them ended by itself meanwhile
+                engine("docker", "rm", "--force", *left)
         self.harbor.start()
         if self.harbor.call(f"/jobs/{self.job_id}")["job"]["state"] == "paused":
             self.harbor.call(f"/jobs/{self.job_id}/resume", {})
