@@ -1,10 +1,11 @@
 """The processes of the service's benchmark, each one event loop: what they use is what the service costs.
 
     python bench/service_processes.py server FOLDER [DATABASE_URL RESULTS_FOLDER]
-    python bench/service_processes.py node FOLDER SERVER_URL ENGINE_URL
+    python bench/service_processes.py node|sandboxes FOLDER SERVER_URL ENGINE_URL
 
-Both are the real ones, on a disk. The node's runtimes start nothing: a session passes through all stages, and what a
-sandbox costs is not in it. Each prints its URL when it is ready, and serves until SIGTERM.
+Both are the real ones, on a disk. The runtimes of `node` start nothing: a session passes through all stages, and what a
+sandbox costs is not in it; those of `sandboxes` are real. Each prints its URL when it is
+ready, and serves until SIGTERM.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ async def _serve(role: str, folder: Path, urls: Sequence[str]) -> None:
         storage = Storage(database_url=urls[0], results_url=urls[1]) if urls else ONE_MACHINE
         serving = serve_server(data_dir=folder, control_token=None, on_ready=ready, storage=storage)
     else:
-        plugins.make_runtime = lambda name: NoRuntime()
+        if role == "node":
+            plugins.make_runtime = lambda name: NoRuntime()
         serving = serve_node(
             NodeSettings(engines=tuple(urls[1:]), **SIZES),
             data_dir=folder,

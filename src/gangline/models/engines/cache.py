@@ -8,7 +8,7 @@ alone (`/get_server_info`).
 from __future__ import annotations
 
 import asyncio
-import re
+import math
 from collections import Counter
 from contextlib import suppress
 from typing import Any
@@ -17,21 +17,19 @@ import msgspec
 
 from gangline.domain.errors import GanglineError
 from gangline.models.engines.http import EngineHttp
+from gangline.models.engines.metrics_page import samples
 from gangline.models.engines.replies import decode
 
 _PATIENCE_S = 5.0
 _COUNTERS = {
-    b"vllm:prefix_cache_queries_total": "queried",
-    b"vllm:prefix_cache_hits_total": "hit",
-    b"sglang:max_total_num_tokens": "size",
-    b"sglang:prompt_tokens_total": "queried",
-    b"sglang:cached_tokens_total": "hit",
+    "vllm:prefix_cache_queries_total": "queried",
+    "vllm:prefix_cache_hits_total": "hit",
+    "sglang:max_total_num_tokens": "size",
+    "sglang:prompt_tokens_total": "queried",
+    "sglang:cached_tokens_total": "hit",
 }
-_SAMPLE = re.compile(
-    rb"^(" + b"|".join(map(re.escape, _COUNTERS)) + rb")(?:\{[^\n]*\})?[ \t]+([0-9.eE+]+)", re.MULTILINE
-)
-_CONFIG = re.compile(rb"^vllm:cache_config_info\{([^\n]*)\}", re.MULTILINE)
-_SIZES = re.compile(rb'(?:^|,)(kv_cache_size_tokens|num_gpu_blocks|block_size)="(\d+)"')
+_CONFIG = "vllm:cache_config_info"
+_SIZES = ("kv_cache_size_tokens", "num_gpu_blocks", "block_size")
 
 
 class EngineCache(msgspec.Struct, frozen=True):
@@ -47,15 +45,19 @@ def cache_of_page(page: bytes) -> EngineCache | None:
     """From Prometheus text format, summed over the engine's replicas. None if the page does not tell the size."""
     found = Counter[str]()
     blocks = 0
-    for labels in _CONFIG.findall(page):
-        sizes = {name: int(number) for name, number in _SIZES.findall(labels)}
-        found["size"] += sizes.get(b"kv_cache_size_tokens", 0)
-        blocks = max(blocks, sizes.get(b"num_gpu_blocks", 0) * sizes.get(b"block_size", 0))
-    for name, number in _SAMPLE.findall(page):
-        with suppress(ValueError):
-            found[_COUNTERS[name]] += int(float(number))
+    for sample in samples(page, (*_COUNTERS, _CONFIG)):
+        if sample.name == _CONFIG:
+            size, num, block = (_number(sample.labels.get(name, "")) for name in _SIZES)
+            found["size"] += size
+            blocks = max(blocks, num * block)
+        elif math.isfinite(sample.value):
+            found[_COUNTERS[sample.name]] += int(sample.value)
     size = found["size"] or blocks  # each of vLLM's replicas reports its own tokens, but the blocks of all
     return EngineCache(size, found["queried"], found["hit"]) if size > 0 else None
+
+
+def _number(label: str) -> int:
+    return int(label) if label.isdecimal() else 0  # "None" where the engine has not counted it
 
 
 async def engine_cache(url: str, api_key: str | None) -> EngineCache | None:

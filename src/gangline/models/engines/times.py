@@ -9,47 +9,38 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from gangline.domain.errors import GanglineError
 from gangline.domain.node_views import EngineTime
 from gangline.models.engines.http import EngineHttp
+from gangline.models.engines.metrics_page import samples
 
 _PATIENCE_S = 5.0
 
 _PHASES = {
-    b"vllm:request_queue_time_seconds": "queue",
-    b"vllm:request_prefill_time_seconds": "prefill",
-    b"vllm:request_decode_time_seconds": "decode",
-    b"sglang:queue_time_seconds": "queue",
-    b"sglang:per_stage_req_latency_seconds": "prefill",
+    "vllm:request_queue_time_seconds": "queue",
+    "vllm:request_prefill_time_seconds": "prefill",
+    "vllm:request_decode_time_seconds": "decode",
+    "sglang:queue_time_seconds": "queue",
+    "sglang:per_stage_req_latency_seconds": "prefill",
 }
-_STAGED = b"sglang:per_stage_req_latency_seconds"
-_SAMPLE = re.compile(
-    rb"^(" + b"|".join(map(re.escape, _PHASES)) + rb")_(sum|count)(\{[^\n]*\})?[ \t]+([^ \t\r\n]+)", re.MULTILINE
-)
+_PARTS = {f"{name}_{part}": (phase, part) for name, phase in _PHASES.items() for part in ("sum", "count")}
 
 
 def times_of_page(page: bytes) -> dict[str, EngineTime]:
     """Phase -> its mean over all calls since the engine's start, from Prometheus text format. Empty if the page has no
     such metrics, or no call has ended."""
-    totals: dict[str, dict[bytes, float]] = defaultdict(lambda: {b"sum": 0.0, b"count": 0.0})
-    for name, part, labels, value in _SAMPLE.findall(page):
-        if name != _STAGED or b'stage="prefill_forward"' in labels:
-            totals[_PHASES[name]][part] += _number(value)
+    totals: dict[str, Counter[str]] = defaultdict(Counter)
+    for sample in samples(page, tuple(_PARTS)):
+        if sample.labels.get("stage", "prefill_forward") == "prefill_forward":
+            phase, part = _PARTS[sample.name]
+            totals[phase][part] += sample.value  # type: ignore[assignment]  # a counter of seconds
     return {
-        phase: EngineTime(mean_s=total[b"sum"] / total[b"count"], num_calls=int(total[b"count"]))
+        phase: EngineTime(mean_s=total["sum"] / total["count"], num_calls=int(total["count"]))
         for phase, total in totals.items()
-        if math.isfinite(total[b"sum"]) and 0 < total[b"count"] < math.inf
+        if math.isfinite(total["sum"]) and 0 < total["count"] < math.inf
     }
-
-
-def _number(text: bytes) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 async def engine_times(url: str, api_key: str | None) -> dict[str, EngineTime]:

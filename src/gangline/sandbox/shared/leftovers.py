@@ -80,7 +80,7 @@ def kill_labelled(wanted: Callable[[str], bool]) -> set[str]:
 
     Returns their labels.
     """
-    return _kill_all(lambda: _labelled(wanted))
+    return _kill_all(lambda names: _labelled(wanted, names))
 
 
 def kill_mounted(runtime: str, owner: str, root: Path, keep: frozenset[str]) -> None:
@@ -94,17 +94,26 @@ def kill_mounted(runtime: str, owner: str, root: Path, keep: frozenset[str]) -> 
         if (mark.owner, mark.runtime) == (owner, runtime) and mark.runtime_id not in keep
     }
     if homes:
-        _kill_all(lambda: _mounted(homes))
+        _kill_all(lambda names: _mounted(homes, names))
 
 
-def _kill_all(find: Callable[[], Iterator[tuple[int, str]]]) -> set[str]:
-    """Stop all before killing the first, so that none escapes by forking. Returns the labels found."""
+def _kill_all(find: Callable[[Iterable[str]], Iterator[tuple[int, str]]]) -> set[str]:
+    """Stop all before killing the first, so that none escapes by forking. Returns the labels found.
+
+    find: looks at processes by their numbers, as text. One that forks and ends faster than all processes are looked at
+    would never be found, so those that began meanwhile are looked at by themselves.
+    """
     found: set[str] = set()
     for _sweep in range(_MAX_SWEEPS):
         stopped: dict[int, str] = {}
-        while new := {pid: what for pid, what in find() if pid not in stopped}:
+        newest, names = _newest(), os.listdir("/proc")
+        while names:
+            new = {pid: what for pid, what in find(filter(str.isdigit, names)) if pid not in stopped}
             _signal_all(new, signal.SIGSTOP)
             stopped |= new
+            before, newest = newest, _newest()
+            # All of them again where one was found: it may have had children, with any number.
+            names = os.listdir("/proc") if new else [str(pid) for pid in range(before + 1, newest + 1)]
         if not stopped:
             break
         _signal_all(stopped, signal.SIGKILL)
@@ -112,9 +121,14 @@ def _kill_all(find: Callable[[], Iterator[tuple[int, str]]]) -> set[str]:
     return found
 
 
-def _mounted(homes: set[str]) -> Iterator[tuple[int, str]]:
+def _newest() -> int:
+    """The number of the process or thread that was started last."""
+    return int(Path("/proc/loadavg").read_text().split()[-1])
+
+
+def _mounted(homes: set[str], names: Iterable[str]) -> Iterator[tuple[int, str]]:
     """Yields (pid, home). A dying process has no mounts left, and is not found."""
-    for name in filter(str.isdigit, os.listdir("/proc")):
+    for name in names:
         with suppress(OSError):
             lines = Path("/proc", name, "mountinfo").read_text(errors="replace").splitlines()
             sources = {line.split(" ", 4)[3] for line in lines}
@@ -128,11 +142,11 @@ def _signal_all(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def _labelled(wanted: Callable[[str], bool]) -> Iterator[tuple[int, str]]:
+def _labelled(wanted: Callable[[str], bool], names: Iterable[str]) -> Iterator[tuple[int, str]]:
     """Yields (pid, label). A dying process has no environment left, and is not found."""
     prefix = f"{LABEL}=".encode()
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
+    for name in names:
+        if int(name) == os.getpid():
             continue
         with suppress(OSError):
             for variable in _environment(name).split(b"\0"):
