@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import msgspec
 import pytest
 
 from gangline.domain.session import SessionResult
+from gangline.node.backends.engine import PooledEngine
+from gangline.node.backends.gate import GateMeter
 from gangline.node.health.metrics import NodeMetrics
 from gangline.node.sessions.attempt import Attempt
 from gangline.rows.audit import audit
@@ -130,6 +133,21 @@ async def test_a_turn_that_the_parent_does_not_have_is_refused(tmp_path: Path, p
     result = await lived(tmp_path, "far", [], parent, fork=fork_of(parent, 5))
     assert result.failure is not None
     assert "is not forkable, because turn 5 is none of its turns: it has 1 to 4" in result.failure.message
+
+
+async def test_calls_that_are_repeated_wait_for_no_engine(
+    tmp_path: Path, parent: SessionResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[GateMeter] = []
+    turn = PooledEngine.turn
+
+    def asked_for(engine: PooledEngine, meter: GateMeter) -> AbstractAsyncContextManager[None]:
+        asked.append(meter)
+        return turn(engine, meter)
+
+    monkeypatch.setattr(PooledEngine, "turn", asked_for)
+    result = await lived(tmp_path, "waits", [], parent, fork=fork_of(parent, 3))
+    assert len(asked) == len(result.completions) - 3 == 1
 
 
 async def test_calls_that_are_repeated_are_counted_once_by_their_parents_node(

@@ -207,7 +207,8 @@ async def _run(sampler: Sampler[ReplyT], progress: Progress[Any], parts: CallPar
     """Do the call's work. Takes no flight: the error's traceback holds this frame, and the flight holds the error."""
     try:
         engine = parts.engine
-        turn = engine.turn(parts.meter) if isinstance(engine, PooledEngine) else nullcontext()
+        is_recorded = sampler.is_committing
+        turn = engine.turn(parts.meter) if isinstance(engine, PooledEngine) and not is_recorded else nullcontext()
         async with turn, parts.gate.pass_through(parts.meter):
             return await sampler.answer()
     except asyncio.CancelledError:
