@@ -18,8 +18,10 @@ BENCH = Path(__file__).parent
 RESULTS = BENCH / "results.json"
 PAGE = BENCH.parent / "docs" / "benchmarks.md"
 
-ON_REQUEST = {"captures", "containers", "families", "families_135m", "images", "published_merging", "scale", "sched"}
-"""Benchmarks that run only by name: they need the tokenizers of `make tools`, start engines as root, or are long."""
+ON_REQUEST = {"captures", "containers", "families", "families_135m", "images", "published_merging", "scale"}
+ON_REQUEST |= {"sched", "sched_vllm"}
+"""Benchmarks that run only by name: they need the tokenizers of `make tools` or a vLLM, start engines as root, or are
+long."""
 
 MAX_OF_A_SECTION = 20
 """On the page; beyond it, figures of several days get their own sections."""

@@ -1,7 +1,7 @@
 """What the service costs per session, without sandboxes and models: server and node as processes, SQLite on this disk.
 
-- `service.noop_sessions_per_s`: sessions of an agent that does nothing, through all stages, over the processor time of
-  server and node together.
+- `service.without_sandbox_sessions_per_s`: sessions of an agent that does nothing, through all stages, over the
+  processor time of server and node together. `session_bench` has what a session with its sandbox takes.
 - `service.submit_10k_s`: until 10,000 sessions are accepted, in batches of tasks.
 - `service.flat_ratio_100_to_100k`: the server's processor time for one session's life (submit, lease, heartbeat,
   result) with 100,000 sessions stored, over that with 100. Drawn in docs/images/service-flat.png.
@@ -89,7 +89,8 @@ async def noop_sessions(folder: Path) -> Figures:
             f"{NUM_NOOP / wall_s:.0f} by the wall clock, every step synced to disk"
         )
         value = NUM_NOOP / (server_s + node_s)
-        return {"service.noop_sessions_per_s": {"value": round(value, 1), "unit": "sessions/s a core", "note": note}}
+        figure = {"value": round(value, 1), "unit": "sessions/s a core", "note": note}
+        return {"service.without_sandbox_sessions_per_s": figure}
 
 
 async def _through(client: ServerClient, task_ids: list[str]) -> None:

@@ -31,6 +31,9 @@ from gangline.domain.errors import RuntimeUnavailable
 from gangline.serving.scripted.server import scripted_server
 from gangline.settings.plugins import make_runtime
 from gangline.wire.client.server import ServerClient
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
 from support.store.postgres import Cluster, running_cluster
 
 NUM_SESSIONS, SAMPLES = 240, 8
