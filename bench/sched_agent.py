@@ -70,7 +70,7 @@ class _TraceHandle(NoHandle):
     def __init__(self, start: RuntimeStart) -> None:
         super().__init__(start.runtime_id, f"http://127.0.0.1:{start.proxy_port}")
         session_id = start.runtime_id.rsplit(".", 2)[0]
-        self._sample = int(session_id.rpartition("-")[2])
+        self._sample = int(session_id.rpartition(".")[2])
 
     async def run(self, request: ExecRequest, on_output: OutputSink | None = None) -> ExecResult:
         env = request.env

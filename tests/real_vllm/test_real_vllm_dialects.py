@@ -20,7 +20,7 @@ from support.sdk.agents import AGENTS, Turn
 # Google's SDK derives its client session from aiohttp's, which aiohttp discourages.
 pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")
 
-MIN_CALLS, MAX_CALLS, MAX_CONVERSATIONS = 6, 30, 20
+MIN_CALLS, MAX_CALLS, MAX_CONVERSATIONS = 6, 30, 60
 
 
 def has_seen_everything(turns: list[Turn]) -> bool:
