@@ -72,3 +72,9 @@ def test_a_page_without_calls_says_nothing(page: bytes) -> None:
 def test_a_time_stamp_behind_the_value_is_no_value() -> None:
     page = b"x_sum 3 1764500000000\nx_count 2 1764500000000\n".replace(b"x", b"vllm:request_decode_time_seconds")
     assert means(page) == {"decode": (1.5, 2)}
+
+
+def test_of_sglangs_stages_only_the_one_that_is_prefilling_counts() -> None:
+    page = b'x_sum{stage="decode_forward"} 9\nx_sum 9\nx_sum{stage="prefill_forward"} 3\n'
+    page += b'x_count{stage="prefill_forward"} 2\n'
+    assert means(page.replace(b"x", b"sglang:per_stage_req_latency_seconds")) == {"prefill": (1.5, 2)}

@@ -42,6 +42,12 @@ sglang:cached_tokens_total{cache_source="device",model_name="m"} 30.0
         (VLLM.replace(b'"64000"', b'"None"'), EngineCache(128_000, 2000, 1024)),
         (VLLM.replace(b'kv_cache_size_tokens="64000",', b""), EngineCache(128_000, 2000, 1024)),
         (VLLM.replace(b'"64000"', b'"None"').replace(b'"1000"', b'"None"'), None),
+        (b'vllm:prefix_cache_queries_total{engine="0",\t=m} 1 # {a="b"} 1\n' + VLLM, EngineCache(128_000, 2000, 1024)),
+        (
+            b'vllm:prefix_cache_hits_total{a="b} 9\nvllm:prefix_cache_hits_total many\n' + VLLM,
+            EngineCache(128_000, 2000, 1024),
+        ),
+        (b'vllm:prefix_cache_hits_total{model_name="a\xe2\x80\xa8b"} 1\n' + VLLM, EngineCache(128_000, 2000, 1025)),
         (b"vllm:prefix_cache_hits_total 12.0\n", None),
         (b"<html>", None),
     ],

@@ -11,8 +11,8 @@ from prometheus_client.samples import Sample
 
 def samples(page: bytes, names: tuple[str, ...]) -> Iterator[Sample]:
     """Those with one of the names. Lines that cannot be read are left out, and the many others are not parsed."""
-    for line in page.decode(errors="replace").splitlines():
+    for line in page.decode(errors="replace").split("\n"):
         if line.startswith(names):
-            with suppress(ValueError):
+            with suppress(ValueError, IndexError):  # the parser's, by its input
                 for family in text_string_to_metric_families(line):
                     yield from (sample for sample in family.samples if sample.name in names)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 
 from gangline.domain.errors import GanglineError
 from gangline.domain.node_views import EngineTime
@@ -25,17 +25,18 @@ _PHASES = {
     "sglang:queue_time_seconds": "queue",
     "sglang:per_stage_req_latency_seconds": "prefill",
 }
+_STAGED = "sglang:per_stage_req_latency_seconds"
 _PARTS = {f"{name}_{part}": (phase, part) for name, phase in _PHASES.items() for part in ("sum", "count")}
 
 
 def times_of_page(page: bytes) -> dict[str, EngineTime]:
     """Phase -> its mean over all calls since the engine's start, from Prometheus text format. Empty if the page has no
     such metrics, or no call has ended."""
-    totals: dict[str, Counter[str]] = defaultdict(Counter)
+    totals: dict[str, dict[str, float]] = defaultdict(lambda: {"sum": 0.0, "count": 0.0})
     for sample in samples(page, tuple(_PARTS)):
-        if sample.labels.get("stage", "prefill_forward") == "prefill_forward":
+        if not sample.name.startswith(_STAGED) or sample.labels.get("stage") == "prefill_forward":
             phase, part = _PARTS[sample.name]
-            totals[phase][part] += sample.value  # type: ignore[assignment]  # a counter of seconds
+            totals[phase][part] += sample.value
     return {
         phase: EngineTime(mean_s=total["sum"] / total["count"], num_calls=int(total["count"]))
         for phase, total in totals.items()

@@ -146,7 +146,7 @@ def _labelled(wanted: Callable[[str], bool], names: Iterable[str]) -> Iterator[t
     """Yields (pid, label). A dying process has no environment left, and is not found."""
     prefix = f"{LABEL}=".encode()
     for name in names:
-        if int(name) == os.getpid():
+        if Path("/proc/self/task", name).exists():  # ours, or one of our threads
             continue
         with suppress(OSError):
             for variable in _environment(name).split(b"\0"):
