@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 TORCH_INDEX ?=
 TESTS ?=
-WORKERS ?= 6
+WORKERS ?= 4
 DEMO ?=
 # The sample of `make mutation`: of each function the first mutant, and from then on every tenth. * is all of them.
 MUTANTS ?= *__mutmut_*1

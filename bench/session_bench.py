@@ -209,6 +209,9 @@ def run() -> Figures:
     except RuntimeUnavailable as error:
         print(f"  sessions are not measured: {error.message}", file=sys.stderr)
         return {}
+    if not any(Path("/usr/lib/postgresql").glob("*/bin/initdb")):
+        print("  sessions are not measured: PostgreSQL is missing: sudo apt-get install -y postgresql", file=sys.stderr)
+        return {}
     return asyncio.run(measured())
 
 
