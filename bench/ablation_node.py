@@ -9,10 +9,7 @@ Each action's seconds are a line of `FOLDER/actions.txt`. Prints its URL when it
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import random
-import signal
 import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -21,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from agent_node import reward_of
+from node_process import run_node
 from pydantic import BaseModel
 from tools_bench import Tmux
 
@@ -32,7 +30,6 @@ from gangline.domain.sandbox import ExecResult, Sandbox
 from gangline.node.backends import pool
 from gangline.node.backends.engine import Backend
 from gangline.node.backends.pool import Placement
-from gangline.node.node import serve
 from gangline.settings import plugins
 from gangline.settings.node import NodeSettings
 
@@ -116,28 +113,14 @@ class InTurn(Placement):
         return self._backends[backends[self._num_chosen % len(backends)]]
 
 
-async def _serve(shell: str, placement: str, node_id: str, folder: Path, server_url: str, engine_urls: str) -> None:
+if __name__ == "__main__":
+    shell, placement, node_id, folder, server_url, engine_urls = sys.argv[1:]
+
     def make_harness(_name: str, _settings: dict[str, Any]) -> Harness:
-        return ActingHarness(shell, folder / "actions.txt")
+        return ActingHarness(shell, Path(folder) / "actions.txt")
 
     plugins.make_harness = make_harness
     if placement == "turn":
         pool.Placement = InTurn
-    serving = serve(
-        NodeSettings(engines=tuple(engine_urls.split(",")), **SIZES),
-        data_dir=folder,
-        node_id=node_id,
-        server_url=server_url,
-        control_token=None,
-        on_ready=lambda url: print(url, flush=True),
-    )
-    task = asyncio.create_task(serving)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-
-
-if __name__ == "__main__":
-    shell, placement, node_id, folder, server_url, engine_urls = sys.argv[1:]
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    asyncio.run(_serve(shell, placement, node_id, Path(folder), server_url, engine_urls))
+    settings = NodeSettings(engines=tuple(engine_urls.split(",")), **SIZES)
+    run_node(settings, node_id=node_id, folder=Path(folder), server_url=server_url)

@@ -13,11 +13,9 @@ serves until SIGTERM.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import math
 import random
-import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine
@@ -25,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from no_runtime import NoHandle, NoRuntime
+from node_process import run_node
 
 from gangline.agents.harnesses.native.model import ChatModel, Message
 from gangline.domain.sandbox import ExecRequest, ExecResult, OutputSink, RuntimeStart, Sandbox
-from gangline.node.node import serve
 from gangline.settings import plugins
 from gangline.settings.node import NodeSettings
 
@@ -202,24 +200,9 @@ def task_of(task_id: str, command: str, num_samples: int) -> dict[str, Any]:
     }
 
 
-async def _serve(node_id: str, folder: Path, server_url: str, engine_url: str) -> None:
-    runtime = AgentRuntime(folder / "runs.jsonl")
-    plugins.make_runtime = lambda name: runtime
-    serving = serve(
-        NodeSettings(engines=(engine_url,), **SIZES),
-        data_dir=folder,
-        node_id=node_id,
-        server_url=server_url,
-        control_token=None,
-        on_ready=lambda url: print(url, flush=True),
-    )
-    task = asyncio.create_task(serving)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-
-
 if __name__ == "__main__":
     node_id, folder, server_url, engine_url = sys.argv[1:]
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    asyncio.run(_serve(node_id, Path(folder), server_url, engine_url))
+    runtime = AgentRuntime(Path(folder) / "runs.jsonl")
+    plugins.make_runtime = lambda name: runtime
+    settings = NodeSettings(engines=(engine_url,), **SIZES)
+    run_node(settings, node_id=node_id, folder=Path(folder), server_url=server_url)

@@ -9,20 +9,18 @@ tokens as the trace has, and is told as many words. Prints the node's URL when i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from no_runtime import NoHandle, NoRuntime
+from node_process import run_node
 from sched_simulation import Trace, traces
 
 from gangline.agents.harnesses.native.model import ChatModel, Message
 from gangline.domain.sandbox import ExecRequest, ExecResult, OutputSink, RuntimeStart, Sandbox
-from gangline.node.node import serve
 from gangline.settings import plugins
 from gangline.settings.node import NodeSettings
 
@@ -52,11 +50,8 @@ def words(seed: str, num: int) -> str:
 async def play(trace: Trace, ask: Ask) -> None:
     messages: list[Message] = []
     for number, turn in enumerate(trace.turns):
-        if number == 0:
-            messages.append({"role": "user", "content": words(trace.group, turn.num_new - _MESSAGE_TOKENS)})
-        else:
-            told = words(f"{trace.name}.{number}", turn.num_new - _MESSAGE_TOKENS)
-            messages.append({"role": "user", "content": told})
+        seed = f"{trace.name}.{number}" if number else trace.group  # a group begins with the same words
+        messages.append({"role": "user", "content": words(seed, turn.num_new - _MESSAGE_TOKENS)})
         messages.append(await ask(messages, turn.num_sampled))
         await asyncio.sleep(min(turn.tool_s, MAX_TOOL_S))
 
@@ -90,32 +85,17 @@ def task_of(group: str) -> dict[str, Any]:
     return {"task_id": group, "instruction": group, "num_samples": GROUP_SIZE, "agent": agent, "timeout_seconds": 7200}
 
 
-async def _serve(node_id: str, folder: Path, server_url: str, engine_url: str, num_slots: int, places: str) -> None:
-    runtime = _TraceRuntime()
-    plugins.make_runtime = lambda name: runtime
-    serving = serve(
-        NodeSettings(
-            engines=(engine_url,),
-            init_workers=num_slots,
-            ready_slots=num_slots,
-            run_slots=num_slots,
-            prewarm_workers=0,
-            postrun_workers=num_slots,
-            session_places=places == "places",
-        ),
-        data_dir=folder,
-        node_id=node_id,
-        server_url=server_url,
-        control_token=None,
-        on_ready=lambda url: print(url, flush=True),
-    )
-    task = asyncio.create_task(serving)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-
-
 if __name__ == "__main__":
     node_id, folder, server_url, engine_url, num_slots, places = sys.argv[1:]
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    asyncio.run(_serve(node_id, Path(folder), server_url, engine_url, int(num_slots), places))
+    runtime = _TraceRuntime()
+    plugins.make_runtime = lambda name: runtime
+    settings = NodeSettings(
+        engines=(engine_url,),
+        init_workers=int(num_slots),
+        ready_slots=int(num_slots),
+        run_slots=int(num_slots),
+        prewarm_workers=0,
+        postrun_workers=int(num_slots),
+        session_places=places == "places",
+    )
+    run_node(settings, node_id=node_id, folder=Path(folder), server_url=server_url)

@@ -20,16 +20,11 @@ import argparse
 import asyncio
 import json
 import os
-import re
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -43,13 +38,15 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from gangline.agents.harnesses.native.model import Message
 from gangline.models.engines.cache import EngineCache, engine_cache
+from gangline.models.engines.metrics_page import samples
 from gangline.wire.client.server import ServerClient
 
-VLLM = Path(os.environ.get("GANGLINE_VLLM") or Path(__file__).parents[1] / ".venv-vllm")
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support.engines.vllm_engine import running_server, running_vllm
+
 NODE = Path(__file__).with_name("sched_agent.py")
 NUM_SLOTS, BLOCK = 24, 32
 NUM_ROUNDS, NUM_LOOSE_ROUNDS = 5, 3
-READY_WITHIN_S = 240
 _CONFIG: dict[str, Any] = {
     "hidden_size": 256,
     "intermediate_size": 768,
@@ -64,15 +61,10 @@ _TEMPLATE = (
     "{% for message in messages %}<|im_start|> {{ message.role }} {{ message.content }} <|im_end|> {% endfor %}"
     "{% if add_generation_prompt %}<|im_start|> assistant {% endif %}"
 )
-_ENVIRONMENT = {
-    "VLLM_TARGET_DEVICE": "cpu",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_SERVER_DEV_MODE": "1",  # the route that empties the cache
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-}
+_OPTIONS = (
+    *("--max-model-len", "8192", "--max-num-seqs", "64", "--block-size", str(BLOCK)),
+    "--enable-prompt-tokens-details",
+)
 
 Figures = dict[str, dict[str, Any]]
 
@@ -96,70 +88,6 @@ def write_model(folder: Path) -> None:
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(vocabulary), eos_token_id=1, bos_token_id=None, **_CONFIG))
     model.save_pretrained(folder)
-
-
-@contextmanager
-def vllm(model: Path, num_tokens: int, log: Path) -> Generator[str]:
-    """The URL of a vLLM whose cache holds so many tokens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [
-        *(str(VLLM / "bin/python"), "-m", "vllm.entrypoints.openai.api_server"),
-        *("--model", str(model), "--served-model-name", "words", "--host", "127.0.0.1", "--port", str(port)),
-        *("--dtype", "float32", "--enforce-eager", "--max-model-len", "8192", "--max-num-seqs", "64"),
-        *("--block-size", str(BLOCK), "--num-gpu-blocks-override", str(num_tokens // BLOCK)),
-        *("--logprobs-mode", "processed_logprobs", "--enable-scale-out", "--enable-prompt-tokens-details"),
-    ]
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, env=os.environ | _ENVIRONMENT, start_new_session=True
-        )
-        try:
-            url = f"http://127.0.0.1:{port}"
-            _wait_for(f"{url}/health", process, log)
-            yield url
-        finally:
-            _stop(process)
-
-
-@contextmanager
-def thunderagent(checkout: Path, engine_url: str, log: Path) -> Generator[str]:
-    """Its router before this vLLM, with its own defaults. It runs in vLLM's environment, which has what it imports."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [str(VLLM / "bin/python"), "-m", "ThunderAgent", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--backend-type", "vllm", "--backends", engine_url]
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, cwd=checkout, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
-        try:
-            _wait_for(f"http://127.0.0.1:{port}/health", process, log)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            _stop(process)
-
-
-def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + READY_WITHIN_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except OSError:
-            time.sleep(0.5)
-    raise RuntimeError(f"{url} did not get ready: ...{log.read_text(errors='replace')[-3000:]}")
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is None:
-            os.killpg(process.pid, number)
-        try:
-            process.wait(timeout=20)
-            return
-        except subprocess.TimeoutExpired:
-            continue
 
 
 @asynccontextmanager
@@ -194,18 +122,20 @@ async def by_gangline(folder: Path, engine_url: str, places: str) -> Measured:
                 view = await client.wait(group)
                 assert set(view.outcomes) == {"completed"}, view.outcomes
         async with aiohttp.ClientSession() as http, http.get(f"{node.url}/metrics") as response:
-            waits = re.findall(r"^gangline_places_longest_wait_seconds(?:\{.*\})? (\S+)", await response.text(), re.M)
-    return Measured(found["seconds"], found["hit_rate"], max(map(float, waits), default=0.0))
+            waits = samples(await response.read(), ("gangline_places_longest_wait_seconds",))
+            longest_wait_s = max((sample.value for sample in waits), default=0.0)
+    return Measured(found["seconds"], found["hit_rate"], longest_wait_s)
 
 
 async def by_thunderagent(folder: Path, engine_url: str, checkout: Path) -> Measured:
     slots, found = asyncio.Semaphore(NUM_SLOTS), dict[str, float]()
-    with thunderagent(checkout, engine_url, folder / "thunderagent.log") as url:
+    router = ("ThunderAgent", "--backend-type", "vllm", "--backends", engine_url)  # with its own defaults
+    with running_server(router, folder / "thunderagent.log", checkout) as url:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http:
 
             async def live(name: str) -> None:
                 async def ask(messages: Sequence[Message], num_tokens: int) -> Message:
-                    body = {"model": "words", "messages": messages, "max_tokens": num_tokens, "program_id": name}
+                    body = {"model": "tiny", "messages": messages, "max_tokens": num_tokens, "program_id": name}
                     async with http.post(f"{url}/v1/chat/completions", json=body) as response:
                         response.raise_for_status()
                         return {
@@ -227,7 +157,8 @@ async def rounds(model: Path, num_tokens: int, variants: Sequence[str], num_roun
     measured: dict[str, list[Measured]] = {variant: [] for variant in variants}
     with tempfile.TemporaryDirectory(prefix="gangline-bench-") as name:
         folder = Path(name)
-        with vllm(model, num_tokens, folder / "vllm.log") as url:
+        options = (*_OPTIONS, "--num-gpu-blocks-override", str(num_tokens // BLOCK))
+        with running_vllm(folder / "vllm.log", parsers=False, model=model, options=options) as url:
             for number in range(num_rounds):
                 for variant in variants if number % 2 == 0 else reversed(variants):
                     here = folder / f"{variant}-{number}"
@@ -256,40 +187,33 @@ def run() -> Figures:
 
 
 def figures(tight: dict[str, list[Measured]], loose: dict[str, list[Measured]]) -> Figures:
-    note = f"{NUM_SLOTS} sessions at a time, a cache for the contexts of a third; {NUM_ROUNDS} interleaved rounds"
+    places, without = tight["places"], tight["none"]
+    note = f"{NUM_SLOTS} sessions at a time, a cache for the contexts of a third; {len(places)} interleaved rounds"
+    fits = f"a cache for one and a half times the contexts; {len(loose['places'])} interleaved rounds"
+    hit_rates = {"hit_rate": places, "hit_rate_without": without}
     found: Figures = {
-        "sched.sessions_ratio": _ratio(tight["none"], tight["places"], note),
-        "sched.hit_rate": {
-            "value": round(median(one.hit_rate for one in tight["places"]), 3),
-            "unit": "",
-            "note": note,
+        "sched.sessions_ratio": _ratio(without, places, note),
+        "sched.fits_ratio": _ratio(loose["none"], loose["places"], fits),
+        "sched.longest_wait_s": _figure(max(one.longest_wait_s for one in places), "s", note),
+        **{
+            f"sched.{name}": _figure(median(one.hit_rate for one in them), "", note) for name, them in hit_rates.items()
         },
-        "sched.hit_rate_without": {
-            "value": round(median(one.hit_rate for one in tight["none"]), 3),
-            "unit": "",
-            "note": note,
-        },
-        "sched.longest_wait_s": {
-            "value": round(max(one.longest_wait_s for one in tight["places"]), 1),
-            "unit": "s",
-            "note": note,
-        },
-        "sched.fits_ratio": _ratio(loose["none"], loose["places"], "a cache for one and a half times the contexts"),
     }
     if "thunderagent" in tight:
-        found["sched.ratio_thunderagent"] = _ratio(tight["thunderagent"], tight["places"], note)
+        found["sched.ratio_thunderagent"] = _ratio(tight["thunderagent"], places, note)
     return found
+
+
+def _figure(value: float, unit: str, note: str) -> dict[str, Any]:
+    return {"value": round(value, 3), "unit": unit, "note": note}
 
 
 def _ratio(others: Sequence[Measured], ours: Sequence[Measured], note: str) -> dict[str, Any]:
     """Of sessions in a time, ours over the others', round by round."""
     found = sorted(other.seconds / own.seconds for other, own in zip(others, ours, strict=True))
-    spread = f"{note}; {found[0]:.2f} to {found[-1]:.2f}, medians {median(one.seconds for one in ours):.0f} s and "
-    return {
-        "value": round(median(found), 2),
-        "unit": "x",
-        "note": spread + f"{median(one.seconds for one in others):.0f} s",
-    }
+    seconds = [median(one.seconds for one in those) for those in (ours, others)]
+    spread = f"{found[0]:.2f} to {found[-1]:.2f}, medians {seconds[0]:.0f} s and {seconds[1]:.0f} s"
+    return _figure(round(median(found), 2), "x", f"{note}; {spread}")
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-import signal
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from no_runtime import NoHandle, NoRuntime
+from node_process import run_node
 
 from gangline.domain.sandbox import ExecRequest, ExecResult, OutputSink, RuntimeStart, Sandbox
 from gangline.node import node
@@ -93,23 +93,10 @@ class _TimedHandle(NoHandle):
         return b"1" if Path(path).name == "reward.txt" else await super().download(path)
 
 
-async def _serve(kind: str, node_id: str, folder: Path, server_url: str, engine_url: str) -> None:
+if __name__ == "__main__":
+    kind, node_id, folder, server_url, engine_url = sys.argv[1:]
     plugins.make_runtime = lambda name: TimedRuntime()
     if kind == "unstaged":
         node.PoolSizes = OneWorkerEach
-    serving = node.serve(
-        NodeSettings(engines=(engine_url,), **(UNSTAGED if kind == "unstaged" else STAGED)),
-        data_dir=folder,
-        node_id=node_id,
-        server_url=server_url,
-        control_token=None,
-        on_ready=lambda url: print(url, flush=True),
-    )
-    task = asyncio.create_task(serving)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    await asyncio.gather(task, return_exceptions=True)
-
-
-if __name__ == "__main__":
-    kind, node_id, folder, server_url, engine_url = sys.argv[1:]
-    asyncio.run(_serve(kind, node_id, Path(folder), server_url, engine_url))
+    settings = NodeSettings(engines=(engine_url,), **(UNSTAGED if kind == "unstaged" else STAGED))
+    run_node(settings, node_id=node_id, folder=Path(folder), server_url=server_url)

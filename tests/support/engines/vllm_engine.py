@@ -9,13 +9,13 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from support.requirements import need
 
-__all__ = ["MODEL_FOLDER", "VLLM_FOLDER", "need_vllm", "running_vllm"]
+__all__ = ["MODEL_FOLDER", "VLLM_FOLDER", "need_vllm", "running_server", "running_vllm"]
 
 VLLM_FOLDER = Path(os.environ.get("GANGLINE_VLLM") or Path(__file__).parents[3] / ".venv-vllm")
 MODEL_FOLDER = VLLM_FOLDER / "tiny-qwen3"
@@ -47,23 +47,33 @@ def need_vllm() -> None:
 
 
 @contextmanager
-def running_vllm(log: Path, *, parsers: bool = True) -> Generator[str]:
-    """The URL of a server of the tiny Qwen3, named `tiny`, up to its end. `log` gets what it prints.
+def running_vllm(
+    log: Path, *, parsers: bool = True, model: Path = MODEL_FOLDER, options: Sequence[str] = ()
+) -> Generator[str]:
+    """The URL of a server of the model, the tiny Qwen3 unless given, named `tiny`, up to its end. `log` gets what it
+    prints.
 
-    parsers: it reads thinking and tool calls out of its replies.
+    parsers: it reads thinking and tool calls out of its replies. options: more of its own, which take precedence.
+    """
+    command = ("vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", "tiny", *_OPTIONS)
+    with running_server((*command, *(_PARSERS if parsers else ()), *options), log) as url:
+        yield url
+
+
+@contextmanager
+def running_server(arguments: Sequence[str], log: Path, folder: Path | None = None) -> Generator[str]:
+    """The URL of a server that is a module of vLLM's environment, and takes `--host` and `--port`.
+
+    folder: where it runs.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [
-        *(str(VLLM_FOLDER / "bin/python"), "-m", "vllm.entrypoints.openai.api_server"),
-        *("--model", str(MODEL_FOLDER), "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)),
-        *_OPTIONS,
-        *(_PARSERS if parsers else ()),
-    ]
+    command = (str(VLLM_FOLDER / "bin/python"), "-m", *arguments, "--host", "127.0.0.1", "--port", str(port))
+    env = os.environ | _ENVIRONMENT
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, env=os.environ | _ENVIRONMENT, start_new_session=True
+            command, stdout=out, stderr=subprocess.STDOUT, env=env, cwd=folder, start_new_session=True
         )
         try:
             url = f"http://127.0.0.1:{port}"
@@ -83,7 +93,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> 
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.5)
-    raise AssertionError(f"vLLM did not get ready; it said: ...{log.read_text(errors='replace')[-4000:]}")
+    raise AssertionError(f"{url} did not get ready; it said: ...{log.read_text(errors='replace')[-4000:]}")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
