@@ -200,7 +200,7 @@ class Shell:
         if request is None or terminal is None:
             return
         quiet_s = time.monotonic() - self._changed_at
-        if self._is_ready and quiet_s >= _QUIET_S and is_reading(terminal):
+        if quiet_s >= _QUIET_S and is_reading(terminal) and terminal.is_driven:  # asked in this order
             self._answer("waiting")
             return
         pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S) if quiet_s >= _QUIET_S else _QUIET_S

@@ -117,6 +117,11 @@ class Terminal:
         except OSError:
             return 0
 
+    @property
+    def is_driven(self) -> bool:
+        """Whether the shell runs its driver. After Ctrl-C it reads its terminal for a moment, at its prompt."""
+        return self._is_driven and _num_unread(self._marks) == 0
+
     def takes_keys_at_once(self) -> bool:
         """Whether a program has switched off the terminal's line editing or echo."""
         both = termios.ICANON | termios.ECHO
@@ -180,6 +185,7 @@ class Terminal:
                 self._forget_command()
                 self._type_driver()
                 continue
+            self._is_driven = True
             status, _, rest = mark.partition(b" ")
             options, _, folder = rest.partition(b" ")
             self._options = options.decode(errors="replace")
@@ -188,18 +194,23 @@ class Terminal:
 
     def _forget_command(self) -> None:
         """Drop a command that the driver has not started: at its prompt the shell reads only its terminal."""
-        num_bytes = bytearray(4)
-        fcntl.ioctl(self._woken, termios.FIONREAD, num_bytes)
-        if size := int.from_bytes(num_bytes, sys.byteorder):
+        if size := _num_unread(self._woken):
             os.read(self._woken, size)
 
     def _type_driver(self) -> None:
+        self._is_driven = False
         modes = [*self._modes]
         modes[3] = (modes[3] | termios.ICANON) & ~termios.ECHO
         termios.tcsetattr(self.master, termios.TCSANOW, modes)
         self.forget_keys()
         kind = self._kind
         os.write(self.master, _DRIVER.format(wake=kind.wake, marks=kind.marks, script=kind.script).encode())
+
+
+def _num_unread(fd: int) -> int:
+    num_bytes = bytearray(4)
+    fcntl.ioctl(fd, termios.FIONREAD, num_bytes)
+    return int.from_bytes(num_bytes, sys.byteorder)
 
 
 def _spawn(size: tuple[int, int], kind: _Kind, descriptors: tuple[int, int, int]) -> tuple[int, int]:
