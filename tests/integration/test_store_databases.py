@@ -354,7 +354,54 @@ def test_a_heartbeat_that_tells_nothing_new_takes_three_statements(store: TaskSt
         assert len(store.heartbeat(beat(leases)).renewed) == 8
     clock.now += 29.0
     assert store.sweep() == 0
-    assert len([statement for statement, _ in asked if not statement.startswith("BEGIN")]) == 3
+    assert num_statements(asked) == 3
+
+
+def test_leases_and_reports_take_few_statements(store: TaskStore, clock: Clock):
+    store.submit([request(num_samples=8)])
+    store.heartbeat(beat([]))
+    leases = store.lease("n1", NODE_URL, 4)
+    with heard_by_the_database() as asked:
+        leases += store.lease("n1", NODE_URL, 4)
+        assert num_statements(asked) == 6  # the node, the queue's head, its sessions, the turn, their task, events
+        store.report(result(leases[0]), kept)
+        assert num_statements(asked) - 6 == 3  # the session, its task, the event
+    with heard_by_the_database() as asked:
+        store.submit([request("many", num_samples=300), request("more", num_samples=300)])
+    assert num_statements(asked) < 12
+
+
+def num_statements(asked: list[tuple[str, object]]) -> int:
+    return len([statement for statement, _ in asked if not statement.startswith("BEGIN")])
+
+
+def test_events_have_the_order_in_which_they_came_about(store: TaskStore):
+    store.submit([request(num_samples=40)])
+    leases = store.lease("n1", NODE_URL, 40)
+    told = [event.session_id for event in store.events() if event.kind == "session.leased"]
+    assert told == [lease.session_id for lease in leases]
+    assert [event.seq for event in store.events()] == sorted(event.seq for event in store.events())
+
+
+def test_how_many_sessions_are_enough_is_the_tasks_own_where_an_id_is_used_again(store: TaskStore, clock: Clock):
+    for enough, ended in ((1, 3), (None, 1)):
+        store.submit([request(num_samples=3, enough_sessions=enough)])
+        leases = store.lease("n1", NODE_URL, 3)
+        store.report(result(leases[0], **usable(leases[0])), kept)
+        assert store.task("t").states.get("ended") == ended
+        store.cancel_task("t")
+        clock.now += 100.0
+        assert store.forget(["t"]) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"task_id": "other"}, {"attempt": 2}])
+def test_a_report_of_another_task_or_attempt_changes_nothing(store: TaskStore, wrong: dict[str, Any]):
+    store.submit([request(num_samples=1), request("other", num_samples=1)])
+    (lease, _) = store.lease("n1", NODE_URL, 2)
+    asked_to_keep: list[None] = []
+    with pytest.raises(InvalidRequest, match="was leased for task"):
+        store.report(msgspec.structs.replace(result(lease), **wrong), lambda: asked_to_keep.append(None))
+    assert (store.session(lease.session_id).state, store.task("other").num_open, asked_to_keep) == ("leased", 1, [])
 
 
 def test_a_heartbeat_of_many_sessions_renews_those_that_it_names_and_puts_the_others_back(
@@ -404,7 +451,7 @@ def test_leasing_looks_into_indexes_however_much_is_queued(store: TaskStore, any
                 plans.append(" ".join(str(row) for row in rows))
     for index in ("sessions_in_queue", "sessions_waiting", "sessions_by_submitter", "sessions_by_expiry"):
         assert any(index in plan for plan in plans)
-    assert not any(re.search("SCAN sessions(?! USING)|Seq Scan on (?!needs)", plan) for plan in plans)
+    assert not any(re.search("SCAN sessions(?! USING)|Seq Scan on (?!needs|nodes)", plan) for plan in plans)
 
 
 def test_a_reader_sees_what_there_is_and_may_not_write(store: TaskStore, any_database: str):

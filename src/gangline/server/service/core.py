@@ -245,10 +245,8 @@ class RolloutService:
         """The task now, when it has ended, or after `wait_s`. Raises: NotFound."""
         deadline = self._monotonic() + wait_s
         with self.notifier.listen(task_topic(task_id)) as listener:
-            while not await self.store.query(self.store.task_ended, task_id):
-                left_s = deadline - self._monotonic()
-                if left_s <= 0 or self.stopping:
-                    break
+            left_s = deadline - self._monotonic()
+            if left_s > 0 and not self.stopping and not await self.store.query(self.store.task_ended, task_id):
                 await listener.wait(left_s)
         return await self.store.query(self.store.task, task_id)
 

@@ -18,6 +18,7 @@ from gangline.store.sql.tasks import TaskStore
 NODE_RESTARTED = "node_restarted"
 """Failure code with which a restarted node gives up its attempts."""
 
+_FORGET_AFTER_S = 0.25
 log = logging.getLogger("gangline.server")
 
 
@@ -47,7 +48,8 @@ class DurableTurns:
         self._kept = kept
         self._watchers = watchers
         self._on_stored = on_stored
-        self._forgetting: set[asyncio.Task[None]] = set()
+        self._ended: list[str] = []
+        self._forgetting: asyncio.Task[None] | None = None
 
     async def keep(self, node_id: str, sent: Sequence[Turns]) -> list[str]:
         """Durable on return. Returns the sessions whose lease the node has lost, whose records were not stored.
@@ -83,11 +85,15 @@ class DurableTurns:
 
     def _saw(self, events: Sequence[Event]) -> None:
         """Delete the records of ended sessions."""
-        ended = [event.session_id for event in events if event.kind == "session.ended" and event.session_id]
-        if ended:
-            task = asyncio.create_task(asyncio.to_thread(self._forget, *ended))
-            self._forgetting.add(task)
-            task.add_done_callback(self._forgetting.discard)
+        self._ended += (event.session_id for event in events if event.kind == "session.ended" and event.session_id)
+        if self._ended and self._forgetting is None:
+            self._forgetting = asyncio.create_task(self._forget_ended())
+
+    async def _forget_ended(self) -> None:
+        """Many at once: most have no records."""
+        await asyncio.sleep(_FORGET_AFTER_S)
+        ended, self._ended, self._forgetting = self._ended, [], None
+        await asyncio.to_thread(self._forget, *ended)
 
     async def tidy(self) -> None:
         """Delete records that a crash left of ended or deleted sessions."""

@@ -67,8 +67,9 @@ async def follow_forever(service: RolloutService, *, every_s: float = 0.2) -> No
         try:
             if last is None:
                 last = await store.query(store.last_event)
-            while events := await store.query(partial(store.events, after=last, limit=_PAGE)):
-                last = events[-1].seq
+            is_more = True
+            while is_more and (events := await store.query(partial(store.events, after=last, limit=_PAGE))):
+                last, is_more = events[-1].seq, len(events) == _PAGE
                 service.wake(events)
         except StoreError as error:
             log.error("server.follow_failed code=%s message=%s", error.code, error.message)

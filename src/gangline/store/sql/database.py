@@ -58,6 +58,7 @@ _PATIENCE = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval"
 _WHOLE = frozenset({"UTF8", "SQL_ASCII"})
 """Encodings of PostgreSQL databases that can store any text. SQL_ASCII stores the given bytes, which are UTF-8."""
 _LEFT_AT, _IDLE_S = "gangline_left_at", 1.0
+_OF_ITS_OWN: dict[str, Any] = {"isolation_level": "AUTOCOMMIT"}
 _LOST = frozenset({"40001", "40P01", "23505"})
 """PostgreSQL's codes for: serialization failure, deadlock, and a row that another server inserted at the same
 moment.
@@ -242,9 +243,10 @@ class Database:
                 self._here.conn = None
 
     @contextmanager
-    def reading(self) -> Generator[sa.Connection]:
-        """One consistent snapshot on the calling thread."""
-        with _explained(), self._engine.connect().execution_options(**self._as_snapshot) as conn, conn.begin():
+    def reading(self, *, once: bool = False) -> Generator[sa.Connection]:
+        """One consistent snapshot on the calling thread. once: for a single statement, which needs no transaction."""
+        options = _OF_ITS_OWN if once and self.shared else self._as_snapshot
+        with _explained(), self._engine.connect().execution_options(**options) as conn, conn.begin():
             yield conn
 
     async def run(self, job: Callable[..., T], *args: Any) -> T:

@@ -10,6 +10,8 @@ Laws, which hold even if messages are lost, duplicated or late:
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from gangline.domain.decodable import warm_decoder
@@ -130,10 +132,17 @@ def report(
         return standing
     if not holds(standing, fence=fence):
         raise _lost(standing, fence)
-    reported = msgspec.structs.replace(standing, reported_fence=fence)
+    if (ended := sure_end(fence=fence, outcome=outcome, failure=failure)) is not None:
+        return standing.moved(**ended)
+    assert failure is not None
+    return _again_or(msgspec.structs.replace(standing, reported_fence=fence), outcome, failure, ready_at)
+
+
+def sure_end(*, fence: int, outcome: Outcome, failure: Failure | None) -> dict[str, Any] | None:
+    """What a report changes in the session that this fence holds; None where that depends on its standing."""
     if outcome == "infra_error" and failure is not None:
-        return _again_or(reported, outcome, failure, ready_at)
-    return reported.moved("ended", outcome=outcome, failure=failure, **_NO_LEASE)
+        return None
+    return {"state": "ended", "reported_fence": fence, "outcome": outcome, "failure": failure, **_NO_LEASE}
 
 
 def cancel(standing: Standing) -> Standing | None:

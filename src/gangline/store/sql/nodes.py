@@ -16,9 +16,10 @@ from gangline.store.sql.leasing import Standing
 from gangline.store.sql.moving import move
 from gangline.store.sql.placing import suited_rows
 from gangline.store.sql.rows import (
+    MANY,
+    NEXT_READY,
     Unit,
     admit_ready,
-    prolong,
     rows_named,
     standing_of,
     write_standings,
@@ -35,23 +36,37 @@ _SAME_NODE = sa.or_(
     nodes.c.identity == sa.bindparam("same"),
     nodes.c.last_seen_at <= sa.bindparam("gone_since"),
 )
-_HEARD = sa.update(nodes).where(nodes.c.node_id == sa.bindparam("id"), _SAME_NODE).returning(nodes.c.offer)
+_HEARD = (
+    sa.update(nodes)
+    .where(nodes.c.node_id == sa.bindparam("id"), _SAME_NODE)
+    .returning(nodes.c.offer, NEXT_READY.label("next_ready_at"))
+)
 _HEARD_AS_BEFORE = _HEARD.where(nodes.c.offer.is_not_distinct_from(sa.bindparam("reported")))
 _OFFERED = sa.update(nodes).where(
     nodes.c.node_id == sa.bindparam("id"), nodes.c.offer.is_distinct_from(sa.bindparam("reported"))
 )
+_PROLONG = (
+    sa.update(sessions)
+    .where(
+        LEASED,
+        sessions.c.node_id == sa.bindparam("node"),
+        sa.tuple_(sessions.c.session_id, sessions.c.fence, sessions.c.stage).in_(sa.bindparam("named", expanding=True)),
+    )
+    .returning(sessions.c.session_id)
+)
 _KNOWN_NODE = sa.select(nodes.c.url, nodes.c.last_seen_at).where(nodes.c.node_id == sa.bindparam("id"))
 
 
-def touch_node(unit: Unit, node_id: str, *, identity: str, lease_s: float, **fields: Any) -> str | None:
+def touch_node(unit: Unit, node_id: str, *, identity: str, lease_s: float, **fields: Any) -> tuple[str | None, bool]:
     """Record contact with a node. A node of another data folder may take over an id that was silent for `lease_s`.
 
-    fields: columns of its row. Returns its offer as JSON, if it has reported one. Raises: NodeIdTaken.
+    fields: columns of its row. Returns its offer as JSON, if it has reported one, and whether sessions can be admitted
+    (`admit_ready`). Raises: NodeIdTaken.
     """
     fields |= {"identity": identity, "last_seen_at": unit.now}
     which = {"id": node_id, "same": identity, "gone_since": unit.now - lease_s}
     if (heard := unit.conn.execute(_HEARD, {**fields, **which}).first()) is not None:
-        return heard.offer
+        return heard.offer, heard.next_ready_at is not None and heard.next_ready_at <= unit.now
     known = unit.conn.execute(_KNOWN_NODE, {"id": node_id}).first()
     if known is not None:
         raise _id_taken(node_id, known.url, free_in_s=known.last_seen_at + lease_s - unit.now)
@@ -59,7 +74,7 @@ def touch_node(unit: Unit, node_id: str, *, identity: str, lease_s: float, **fie
     first = {"node_id": node_id, "first_seen_at": unit.now}
     unit.conn.execute(sa.insert(nodes).values(**{**blank, **fields, **first}))
     unit.emit("node.joined", node=node_id, url=fields.get("url"))
-    return fields.get("offer")
+    return fields.get("offer"), True
 
 
 def _id_taken(node_id: str, url: str, *, free_in_s: float) -> NodeIdTaken:
@@ -70,12 +85,20 @@ def _id_taken(node_id: str, url: str, *, free_in_s: float) -> NodeIdTaken:
 
 
 def claim(
-    unit: Unit, node_id: str, max_sessions: int, task_ids: Sequence[str] | None, *, lease_s: float, offer: str | None
+    unit: Unit,
+    node_id: str,
+    max_sessions: int,
+    task_ids: Sequence[str] | None,
+    *,
+    lease_s: float,
+    offer: str | None,
+    are_due: bool = True,
 ) -> list[Lease]:
     """Lease up to `max_sessions` sessions that the node can run, from the head of the queue. Tasks start when their
-    first session is leased. `offer`: as returned by `touch_node`.
+    first session is leased. offer, are_due: as returned by `touch_node`.
     """
-    admit_ready(unit)
+    if are_due:
+        admit_ready(unit)
     claimed = [
         (row, leasing.lease(standing_of(row), node_id=node_id, now=unit.now, lease_s=lease_s))
         for row in suited_rows(unit, node_id, max_sessions, task_ids, offer)
@@ -119,9 +142,11 @@ def hear(unit: Unit, beat: Heartbeat, *, lease_s: float) -> HeartbeatReply:
         "offer": offer,
     }
     _meet(unit, beat, fields, lease_s)
-    found = rows_named(unit, list(beat.sessions), also=_unheard(unit, beat.node_id, lease_s))
+    renewed = _prolong(unit, beat, lease_s)
+    others = [one for one in beat.sessions if one not in renewed]
+    found = rows_named(unit, others, also=_unheard(unit, beat.node_id, lease_s))
     rows = [row for row in found if row["session_id"] in beat.sessions]
-    renewed = _renew(unit, rows, beat, lease_s)
+    renewed |= _renew(unit, rows, beat, lease_s)
     reported = {str(row["session_id"]) for row in rows if _is_reported(row, beat)}
     for row in found:
         if row["session_id"] not in beat.sessions:
@@ -149,7 +174,19 @@ def renew(unit: Unit, beat: Heartbeat, *, lease_s: float) -> set[str]:
     """Renew leases that the server itself keeps for a node, without recording contact. Returns the sessions it
     holds.
     """
-    return _renew(unit, rows_named(unit, list(beat.sessions)), beat, lease_s)
+    renewed = _prolong(unit, beat, lease_s)
+    others = rows_named(unit, [one for one in beat.sessions if one not in renewed])
+    return renewed | _renew(unit, others, beat, lease_s)
+
+
+def _prolong(unit: Unit, beat: Heartbeat, lease_s: float) -> set[str]:
+    """Renew the leases that change in nothing else, without a look at their sessions. Returns their sessions."""
+    named = [(session_id, fence, stage) for session_id, (fence, stage) in beat.sessions.items()]
+    renewed = set[str]()
+    for start in range(0, len(named), MANY):
+        which = {"node": beat.node_id, "named": named[start : start + MANY]}
+        renewed.update(unit.conn.scalars(_PROLONG, {**which, "expires_at": unit.now + lease_s}))
+    return renewed
 
 
 def _unheard(unit: Unit, node_id: str, lease_s: float) -> sa.ColumnElement[bool]:
@@ -165,25 +202,19 @@ def _unheard(unit: Unit, node_id: str, lease_s: float) -> sa.ColumnElement[bool]
 
 
 def _renew(unit: Unit, rows: Sequence[sa.RowMapping], beat: Heartbeat, lease_s: float) -> set[str]:
-    """Returns the ids of sessions that the node still holds."""
-    renewed: list[str] = []
+    """Renew these leases, as they are and in whatever they change. Returns the sessions that the node still holds."""
     changed: list[tuple[sa.RowMapping, Standing]] = []
-    prolonged: list[int] = []
     for row in rows:
         fence, stage = beat.sessions[row["session_id"]]
         before = standing_of(row)
         after = leasing.renew(before, node_id=beat.node_id, fence=fence, stage=stage, now=unit.now, lease_s=lease_s)
         if after is None:
             continue
-        renewed.append(row["session_id"])
-        if before.stage == after.stage:
-            prolonged.append(row["position"])
-        else:
-            changed.append((row, after))
+        changed.append((row, after))
+        if before.stage != after.stage:
             unit.emit("session.stage", row["task_id"], row["session_id"], node=beat.node_id, stage=stage)
     write_standings(unit, changed)
-    prolong(unit, prolonged, unit.now + lease_s)
-    return set(renewed)
+    return {row["session_id"] for row, _ in changed}
 
 
 def _is_reported(row: sa.RowMapping, beat: Heartbeat) -> bool:

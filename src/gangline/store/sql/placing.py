@@ -55,14 +55,16 @@ _PRESENT = (
 def intern(unit: Unit, wanted: Iterable[Needs]) -> dict[Needs, int]:
     """Numbers of needs; new needs get a number.
 
-    Numbers read from the database are cached in `unit.interned`, because they never change. New numbers are not cached,
+    Numbers read from the database are cached in `unit.learnt`, because they never change. New numbers are not cached,
     because this transaction may fail.
     """
     bodies = {one: msgspec.json.encode(one).decode() for one in wanted}
-    if new := set(bodies.values()) - unit.interned.keys():
-        unit.interned.update({body: number for number, body in unit.conn.execute(_FOUND, {"bodies": sorted(new)})})
-    given = {body: _added(unit.conn, body) for body in sorted(set(bodies.values()) - unit.interned.keys())}
-    return {one: given.get(body) or unit.interned[body] for one, body in bodies.items()}
+    if new := set(bodies.values()) - unit.learnt.interned.keys():
+        unit.learnt.interned.update(
+            {body: number for number, body in unit.conn.execute(_FOUND, {"bodies": sorted(new)})}
+        )
+    given = {body: _added(unit.conn, body) for body in sorted(set(bodies.values()) - unit.learnt.interned.keys())}
+    return {one: given.get(body) or unit.learnt.interned[body] for one, body in bodies.items()}
 
 
 def _added(conn: sa.Connection, body: str) -> int:

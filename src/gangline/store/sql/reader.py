@@ -80,7 +80,7 @@ class TaskReader:
 
     def task_ended(self, task_id: str) -> bool:
         """A cheap check for waiting callers. Raises: NotFound."""
-        with self.database.reading() as conn:
+        with self.database.reading(once=True) as conn:
             found = conn.execute(sa.select(tasks.c.ended_at).where(tasks.c.task_id == task_id)).one_or_none()
         if found is None:
             raise _no_task(task_id)
@@ -235,12 +235,12 @@ class TaskReader:
         query = sa.select(*_EVENT).where(events.c.seq > after).order_by(events.c.seq).limit(limit)
         if task_id is not None:
             query = query.where(events.c.task_id == task_id)
-        with self.database.reading() as conn:  # many rows each second where a page is open, so no mappings
+        with self.database.reading(once=True) as conn:  # many rows each second where a page is open, so no mappings
             return [_event(*row) for row in conn.execute(query).all()]
 
     def last_event(self) -> int:
         """The highest `seq` so far; 0 if there are no events."""
-        with self.database.reading() as conn:
+        with self.database.reading(once=True) as conn:
             return conn.scalar(sa.select(sa.func.max(events.c.seq))) or 0
 
 

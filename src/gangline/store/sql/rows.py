@@ -2,48 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
 from gangline.domain.errors import NotFound
+from gangline.domain.session import SessionResult
 from gangline.domain.views import Event
 from gangline.store.sql.leasing import Standing
-from gangline.store.sql.schema import IN_QUEUE, WAITING, events, needs, sessions
+from gangline.store.sql.schema import IN_QUEUE, LEASED, WAITING, events, needs, sessions
 
 _STANDING = Standing.__struct_fields__
-_MANY = 500  # ids in one IN (...): SQLite's limit is far above, PostgreSQL's plans stay small
+MANY = 500  # ids in one IN (...): SQLite's limit is far above, PostgreSQL's plans stay small
 _EVENTS = 0x67616E67_00000002
 
 # Built once: SQLAlchemy takes longer to build a query than SQLite to answer it.
 _ONE = sa.select(sessions).where(sessions.c.session_id == sa.bindparam("id")).with_for_update()
-_WRITE = sa.update(sessions).where(sessions.c.position == sa.bindparam("here"))
+_WRITE = sa.update(sessions).where(sessions.c.position.in_(sa.bindparam("these", expanding=True)))
+_END = (
+    sa.update(sessions)
+    .where(
+        LEASED,
+        sessions.c.session_id == sa.bindparam("id"),
+        sessions.c.task_id == sa.bindparam("of_task"),
+        sessions.c.attempt == sa.bindparam("of_attempt"),
+        sessions.c.fence == sa.bindparam("under"),
+    )
+    .returning(sessions.c.node_id)
+)
 _DUE = (
     sa.select(sessions.c.position)
     .where(WAITING, sessions.c.ready_at <= sa.bindparam("now"))
     .with_for_update(skip_locked=True)
 )
-_PROLONG = sa.update(sessions).where(sessions.c.position.in_(sa.bindparam("these", expanding=True)))
+NEXT_READY = sa.select(sa.func.min(sessions.c.ready_at)).where(WAITING).scalar_subquery()
+"""When the next session can be admitted."""
 _ADD_EVENTS = sa.insert(events)
+_ADD_EVENTS_LOCKED = sa.text(
+    "INSERT INTO events (at, kind, task_id, session_id, data)"
+    " SELECT at, kind, task_id, session_id, data"
+    f" FROM (SELECT pg_advisory_xact_lock({_EVENTS})) AS held, unnest(CAST(:at AS float8[]), CAST(:kind AS text[]),"
+    " CAST(:task_id AS text[]), CAST(:session_id AS text[]), CAST(:data AS text[]))"
+    " WITH ORDINALITY AS new (at, kind, task_id, session_id, data, place) ORDER BY place"
+)
+"""Takes the lock before the first number."""
+
+
+class Learnt:
+    """What transactions learnt that never changes."""
+
+    def __init__(self) -> None:
+        self.interned: dict[str, int] = {}
+        """See `intern`."""
+        self.enough: dict[int, int | None] = {}
+        """A task's position -> its `enough_sessions`, None where its sessions are never too many."""
 
 
 class Unit:
     """One write transaction: its connection, its single timestamp, and its events.
 
-    callback_expiry_s: how long callbacks of tasks that end in it are tried. interned: see `intern`; shared between
-    transactions.
+    callback_expiry_s: how long callbacks of tasks that end in it are tried. learnt: shared between transactions.
     """
 
-    def __init__(
-        self, conn: sa.Connection, now: float, *, callback_expiry_s: float, interned: dict[str, int] | None = None
-    ) -> None:
+    def __init__(self, conn: sa.Connection, now: float, *, callback_expiry_s: float, learnt: Learnt) -> None:
         self.conn = conn
         self.now = now
         self.callback_expiry_s = callback_expiry_s
         self.events: list[Event] = []
-        self.interned: dict[str, int] = {} if interned is None else interned
+        self.learnt = learnt
 
     def emit(self, kind: str, task_id: str | None = None, session_id: str | None = None, **data: Any) -> None:
         event = Event(seq=0, at=self.now, kind=kind, task_id=task_id, session_id=session_id, data=data)
@@ -73,8 +102,10 @@ def append_events(conn: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:
     between.
     """
     if conn.dialect.name == "postgresql":
-        conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_EVENTS)))
-    conn.execute(_ADD_EVENTS, rows)
+        names = ("at", "kind", "task_id", "session_id", "data")
+        conn.execute(_ADD_EVENTS_LOCKED, {name: [row.get(name) for row in rows] for name in names})
+    else:
+        conn.execute(_ADD_EVENTS, rows)
 
 
 def locked_rows(unit: Unit, where: Any, *, skip_locked: bool = False) -> Sequence[sa.RowMapping]:
@@ -90,8 +121,8 @@ def locked_rows(unit: Unit, where: Any, *, skip_locked: bool = False) -> Sequenc
 def admit_ready(unit: Unit) -> int:
     """Admit sessions to the queue that waited long enough after a fault. Returns their number."""
     due = unit.conn.execute(_DUE, {"now": unit.now}).scalars().all()
-    for start in range(0, len(due), _MANY):
-        some = sessions.c.position.in_(due[start : start + _MANY])
+    for start in range(0, len(due), MANY):
+        some = sessions.c.position.in_(due[start : start + MANY])
         unit.conn.execute(sa.update(sessions).where(some).values(ready_at=None))
     return len(due)
 
@@ -129,17 +160,11 @@ def rows_named(
 ) -> list[sa.RowMapping]:
     """The sessions that exist. also: a condition for further rows of the same query."""
     wheres: list[sa.ColumnElement[bool]] = [
-        sessions.c.session_id.in_(session_ids[start : start + _MANY]) for start in range(0, len(session_ids), _MANY)
+        sessions.c.session_id.in_(session_ids[start : start + MANY]) for start in range(0, len(session_ids), MANY)
     ]
     if also is not None:
         wheres[:1] = [wheres[0] | also if wheres else also]
     return list({row["position"]: row for where in wheres for row in locked_rows(unit, where)}.values())
-
-
-def prolong(unit: Unit, positions: Sequence[int], expires_at: float) -> None:
-    """Renew leases that change in nothing else."""
-    for start in range(0, len(positions), _MANY):
-        unit.conn.execute(_PROLONG, {"these": positions[start : start + _MANY], "expires_at": expires_at})
 
 
 def newest(columns: Sequence[sa.Column[Any]], limit: int, before: int | None, **wanted: object) -> sa.Select[Any]:
@@ -166,17 +191,27 @@ def standing_of(row: sa.RowMapping) -> Standing:
     return msgspec.convert(fields, Standing)
 
 
-def write_standing(unit: Unit, row: sa.RowMapping, after: Standing, **columns: Any) -> None:
-    write_standings(unit, [(row, after)], **columns)
-
-
 def write_standings(unit: Unit, moved: Sequence[tuple[sa.RowMapping, Standing]], **columns: Any) -> None:
-    """columns: further columns, the same for all rows."""
-    if moved:
-        unit.conn.execute(_WRITE, [_values(after) | columns | {"here": row["position"]} for row, after in moved])
+    """Rows that change alike are written together. columns: further columns, the same for all rows."""
+    alike = defaultdict[tuple[tuple[str, Any], ...], list[int]](list)
+    for row, after in moved:
+        values = _values(after)
+        alike[tuple((name, value) for name, value in values.items() if value != row[name])].append(row["position"])
+    for changed, positions in alike.items():
+        for start in range(0, len(positions) if changed or columns else 0, MANY):
+            unit.conn.execute(_WRITE, {**dict(changed), **columns, "these": positions[start : start + MANY]})
+
+
+def end_leased(unit: Unit, result: SessionResult, changes: Mapping[str, Any], **columns: Any) -> str | None:
+    """Write the end of the session if this attempt holds it, without a look at it. Returns its node."""
+    which = {"id": result.session_id, "of_task": result.task_id, "of_attempt": result.attempt, "under": result.fence}
+    return unit.conn.scalar(_END, {**_as_columns(changes), **columns, **which})
 
 
 def _values(standing: Standing) -> dict[str, Any]:
-    values = {name: getattr(standing, name) for name in _STANDING}
-    values["failure"] = None if standing.failure is None else msgspec.json.encode(standing.failure).decode()
-    return values
+    return _as_columns({name: getattr(standing, name) for name in _STANDING})
+
+
+def _as_columns(values: Mapping[str, Any]) -> dict[str, Any]:
+    failure = values["failure"]
+    return {**values, "failure": None if failure is None else msgspec.json.encode(failure).decode()}

@@ -27,6 +27,9 @@ MAX_TASK_ID = 123
 """An id has at most 128 characters, and a session's id is its task's plus `.` and at most four digits."""
 
 _MANY = 500
+_ADD_TASKS = sa.insert(tasks).returning(tasks.c.position)
+_ADD_SESSIONS = sa.insert(sessions).returning(sessions.c.position)
+"""With what SQLAlchemy returns of many rows, they are one statement."""
 
 
 def session_id_of(task_id: str, sample_index: int) -> str:
@@ -99,8 +102,8 @@ def _insert(unit: Unit, fresh: Sequence[tuple[str, TaskRequest, str]], numbers: 
             "run": run_of(task_id),
         }
         unit.emit("task.submitted", task_id, **told)
-    unit.conn.execute(sa.insert(tasks), [_task_row(unit, *task) for task in fresh])
-    unit.conn.execute(sa.insert(sessions), rows)
+    unit.conn.execute(_ADD_TASKS, [_task_row(unit, *task) for task in fresh])
+    unit.conn.execute(_ADD_SESSIONS, rows)
 
 
 def _task_row(unit: Unit, task_id: str, request: TaskRequest, digest: str) -> dict[str, Any]:

@@ -18,16 +18,16 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from gangline.domain.errors import InvalidRequest
-from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult, is_usable
+from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.task import TaskRequest
 from gangline.domain.views import Annotation, Event, ResultReceipt, SessionView, Submitted, TaskView
 from gangline.store.sql import leasing, retention
 from gangline.store.sql.annotating import add_annotation
 from gangline.store.sql.database import repeated
-from gangline.store.sql.moving import move, stop_early
+from gangline.store.sql.moving import end_reported, move
 from gangline.store.sql.nodes import claim, hear, renew, touch_node
 from gangline.store.sql.reader import TaskReader, session_view, task_view
-from gangline.store.sql.rows import Unit, admit_ready, locked_rows, one_row, rows_named, standing_of
+from gangline.store.sql.rows import Learnt, Unit, admit_ready, locked_rows, one_row, rows_named, standing_of
 from gangline.store.sql.schema import LEASED, meta, sessions
 from gangline.store.sql.submitting import MAX_TASK_ID, accept, session_id_of
 
@@ -64,7 +64,7 @@ class TaskStore(TaskReader):
         self._callback_expiry_s = callback_expiry_s
         self._retry_base_s = retry_base_s
         self._on_events = on_events
-        self._interned: dict[str, int] = {}
+        self._learnt = Learnt()
 
     async def run(self, job: Callable[..., T], *args: Any) -> T:
         """Run a write on the single writer thread. It is finished even if the caller is cancelled."""
@@ -81,7 +81,7 @@ class TaskStore(TaskReader):
     @contextmanager
     def _unit(self) -> Generator[Unit]:
         with self.database.writing() as conn:
-            unit = Unit(conn, self._clock(), callback_expiry_s=self._callback_expiry_s, interned=self._interned)
+            unit = Unit(conn, self._clock(), callback_expiry_s=self._callback_expiry_s, learnt=self._learnt)
             yield unit
             unit.flush()
         if unit.events:
@@ -148,8 +148,9 @@ class TaskStore(TaskReader):
         identity: see `Heartbeat`. task_ids: only sessions of these tasks. Raises: NodeIdTaken.
         """
         with self._unit() as unit:
-            offer = touch_node(unit, node_id, identity=identity, lease_s=self.lease_s, url=url)
-            return claim(unit, node_id, max_sessions, task_ids, lease_s=self.lease_s, offer=offer)
+            offer, are_due = touch_node(unit, node_id, identity=identity, lease_s=self.lease_s, url=url)
+            lease_s = self.lease_s
+            return claim(unit, node_id, max_sessions, task_ids, lease_s=lease_s, offer=offer, are_due=are_due)
 
     @repeated
     def lease_elsewhere(self, request: TaskRequest, holder: str, max_sessions: int) -> list[Lease]:
@@ -204,7 +205,16 @@ class TaskStore(TaskReader):
         num_bytes: size of the stored result. Raises: NotFound, LeaseLost, InvalidRequest if the result names another
         task or attempt.
         """
+        columns = {
+            "reward": result.reward,
+            "result_attempt": result.attempt,
+            "model": result.completions[-1].model if result.completions else None,
+            "num_sampled_tokens": sum(len(call.sampled_ids) for call in result.completions),
+        }
         with self._unit() as unit:
+            if end_reported(unit, result, num_bytes=num_bytes, **columns):
+                keep()
+                return ResultReceipt(accepted=True, state="ended")
             row = one_row(unit, result.session_id)
             before = standing_of(row)
             ready_at = unit.now + leasing.retry_pause_s(before.attempt, base_s=self._retry_base_s)
@@ -219,20 +229,7 @@ class TaskStore(TaskReader):
                     f"{result.session_id!r} was leased for task {row['task_id']!r}, attempt {before.attempt}."
                 )
             keep()
-            usable = after.state == "ended" and is_usable(result)
-            move(
-                unit,
-                row,
-                after,
-                num_bytes=num_bytes,
-                is_usable=usable,
-                reward=result.reward,
-                result_attempt=result.attempt,
-                model=result.completions[-1].model if result.completions else None,
-                num_sampled_tokens=sum(len(call.sampled_ids) for call in result.completions),
-            )
-            if usable:
-                stop_early(unit, result.task_id)
+            move(unit, row, after, num_bytes=num_bytes, **columns)
             return ResultReceipt(accepted=True, state=after.state)
 
     # For the server's own upkeep.
