@@ -163,7 +163,7 @@ class NamespacedSandbox(SupervisedSandbox):
     # -- how its namespaces are made -----------------------------------------------------------------------------
 
     def _make_more(self) -> None:
-        """Make further files in the sandbox's folder, once, in addition to shared folders and user files. Blocking."""
+        """Make further files in the sandbox's folder, once, in addition to the shared folders. Blocking."""
 
     @abstractmethod
     def _launch(self, entering: Sequence[str]) -> Launch:
@@ -186,7 +186,7 @@ class NamespacedSandbox(SupervisedSandbox):
         return None if self._user is None else self._user.uid
 
     def _make_folders(self) -> None:
-        uid, folder = self._uid, self._start.folder
+        uid = self._uid
         for path, shared in self._shared.items():
             shared.mkdir(parents=True, exist_ok=True)
             if uid is not None:
@@ -195,15 +195,20 @@ class NamespacedSandbox(SupervisedSandbox):
             if path == GRADER_HOME:
                 shared.chmod(0o700)
         self._make_workdir()
-        users = [("agent", inner_uid(uid), HOME)]
-        if uid is not None:
-            users.append(("grader", grader_uid(uid), GRADER_HOME))
+        self._make_more()
+
+    def _user_files(self) -> dict[str, str]:
+        """Name of a file in /etc -> its content, for the users inside."""
+        users = [("agent", inner_uid(self._uid), HOME)]
+        if self._uid is not None:
+            users.append(("grader", grader_uid(self._uid), GRADER_HOME))
         passwd = [f"{name}:x:{uid}:{uid}:{name}:{home}:/bin/sh" for name, uid, home in users]
         group = [f"{name}:x:{uid}:" for name, uid, _home in users]
         last = "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin"
-        _write_lines(folder / "passwd", ["root:x:0:0:root:/root:/bin/sh", *passwd, last])
-        _write_lines(folder / "group", ["root:x:0:", *group, "nogroup:x:65534:"])
-        self._make_more()
+        return {
+            "passwd": _lines("root:x:0:0:root:/root:/bin/sh", *passwd, last),
+            "group": _lines("root:x:0:", *group, "nogroup:x:65534:"),
+        }
 
     def _make_workdir(self) -> None:
         """Needed when it lies in another folder of the session's."""
@@ -294,8 +299,8 @@ class NamespacedSandbox(SupervisedSandbox):
         return NOT_ENFORCED if self.agent_is_root else super()._system_calls()
 
 
-def _write_lines(file: Path, lines: Sequence[str]) -> None:
-    file.write_text("".join(f"{line}\n" for line in lines))
+def _lines(*lines: str) -> str:
+    return "".join(f"{line}\n" for line in lines)
 
 
 def inner_uid(uid: int | None) -> int:

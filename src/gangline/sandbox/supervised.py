@@ -337,10 +337,13 @@ class SupervisedSandbox(Sandbox):
 
     async def _end_life(self, *, is_last: bool = False) -> None:
         """End all processes. Call with the lock held."""
-        self._accounts.read(self._group_folders())
+        has_begun = self._spawner is not None
+        if has_begun:
+            self._accounts.read(self._group_folders())
         self._kill_nowait()
         await self._executions.close()
-        self._accounts.read(self._group_folders())  # once more, while the groups exist
+        if has_begun:
+            self._accounts.read(self._group_folders())  # once more, while the groups exist
         await self._end(is_last=is_last)
         if self._spawner is not None:
             await self._spawner.end()

@@ -175,7 +175,9 @@ class _ApptainerSandbox(NamespacedSandbox):
         (self._folder / "empty").mkdir(exist_ok=True)
         if self._image is None:
             self._host_root = make_host_root(self._folder / "root")
-        (self._folder / "hosts").write_text(f"{self._localhost} localhost gangline\n")
+        files = {**self._user_files(), "hosts": f"{self._localhost} localhost gangline\n"}
+        for name, text in files.items():
+            (self._folder / name).write_text(text)
         self._make_overlay()
 
     def _reset_others(self) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -67,39 +68,49 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Host files that appear empty."""
     hidden: Sequence[Path] = ()
     """Host folders that appear empty, wherever they would appear."""
-    passwd: Path
-    group: Path
-    """Files that replace /etc/passwd and /etc/group, where the root has them."""
-    hosts: Path
-    """The file shown as /etc/hosts."""
+    files: Mapping[str, int]
+    """Name of a file in /etc -> descriptor with its content. `passwd` and `group` are shown where the root has them."""
     host_network: bool
     user_namespace: bool
+
+
+def in_memory(held: ExitStack, content: bytes) -> int:
+    """A descriptor of a file with this content, which `held` closes."""
+    fd = os.memfd_create("gangline")
+    held.callback(os.close, fd)
+    os.write(fd, content)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
 
 
 class BubblewrapLaunch:
     """See `holder.Launch`."""
 
-    def __init__(self, arguments: Sequence[str], entering: Sequence[str] = ()) -> None:
-        """`entering`: start of the command line, which enters the namespace where its folders are mounted."""
+    def __init__(self, arguments: Sequence[str], entering: Sequence[str], files: ExitStack, fds: Sequence[int]) -> None:
+        """
+        entering: start of the command line, which enters the namespace where its folders are mounted.
+        files: closes fds, which the arguments name.
+        """
         self._arguments = arguments
         self._entering = entering
+        self._files = files
+        self._fds = fds
         self._info_read, self._info_write = os.pipe2(os.O_CLOEXEC)
 
     def spawn(self, label: str) -> subprocess.Popen[bytes]:
         try:
-            with os.fdopen(os.memfd_create("arguments"), "w+b") as file:  # the sandbox can read the command line
-                file.write(b"\0".join(map(os.fsencode, self._arguments)))
-                file.seek(0)
+            with ExitStack() as given:  # the sandbox can read the command line
+                file = in_memory(given, b"\0".join(map(os.fsencode, self._arguments)))
                 return subprocess.Popen(
                     [
                         *self._entering,
-                        *("bwrap", "--info-fd", str(self._info_write), "--args", str(file.fileno())),
+                        *("bwrap", "--info-fd", str(self._info_write), "--args", str(file)),
                         *WAITING,
                     ],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    pass_fds=[self._info_write, file.fileno()],
+                    pass_fds=[self._info_write, file, *self._fds],
                     env={"PATH": PATH, "GANGLINE_RUNTIME": label},
                     cwd="/",
                 )
@@ -107,6 +118,7 @@ class BubblewrapLaunch:
             raise RuntimeFailed(f"bwrap could not be started: {error}. Run `apt-get install bubblewrap`.") from error
         finally:
             os.close(self._info_write)
+            self._files.close()
 
     async def first_pid(self, process: subprocess.Popen[bytes]) -> int:
         """Returns at once: bwrap reports it before the command starts."""
@@ -180,7 +192,7 @@ def _root(view: View) -> list[_Mount]:
     mounts = [mount for top in _tops(view) if os.path.lexists(top) for mount in bound(top, f"/{top.name}")]
     if not _is_folder(_etc(view)):
         mounts.append(("--perms", "0755", "--dir", "/etc"))
-    mounts += [("--ro-bind", str(file), path) for path, file in files.items()]
+    mounts += [(*words, path) for path, words in files.items()]
     return [*mounts, *(("--ro-bind", "/dev/null", str(path)) for path in view.masked)]
 
 
@@ -188,18 +200,21 @@ def _etc(view: View) -> Path:
     return (view.image or Path("/")) / "etc"
 
 
-def _files(view: View) -> dict[str, Path]:
-    """Path inside -> host file, for the files that replace the root's."""
-    files = {"/etc/hosts": view.hosts}
-    for name, file in (("passwd", view.passwd), ("group", view.group)):
-        if _is_folder(_etc(view)) and os.path.lexists(_etc(view) / name):
-            files[f"/etc/{name}"] = file
+def _files(view: View) -> dict[str, Sequence[str]]:
+    """Path inside -> words of the mount before it, for the files that replace the root's."""
+    etc = _etc(view)
+    has_etc = _is_folder(etc)
+    files: dict[str, Sequence[str]] = {
+        f"/etc/{name}": ("--perms", "0644", "--ro-bind-data", str(fd))
+        for name, fd in view.files.items()
+        if name not in ("passwd", "group") or (has_etc and os.path.lexists(etc / name))
+    }
     resolver = Path("/etc/resolv.conf").resolve()
     if view.host_network and resolver.is_file():  # often a link to a file outside /etc
         if view.image is not None:
-            files["/etc/resolv.conf"] = resolver
+            files["/etc/resolv.conf"] = ("--ro-bind", str(resolver))
         elif not resolver.is_relative_to("/etc"):
-            files[str(resolver)] = resolver
+            files[str(resolver)] = ("--ro-bind", str(resolver))
     return files
 
 

@@ -38,6 +38,7 @@ from gangline.sandbox.bubblewrap.command_line import (
     View,
     arguments,
     content_of,
+    in_memory,
     private_files,
 )
 from gangline.sandbox.commands.forkserver import run_helper
@@ -159,7 +160,7 @@ class BubblewrapRuntime(Runtime):
         python = PythonEnvironment(start.spec.python)
         mounts = granted(start.spec, self._settings.expose)
         with ExitStack() as held:
-            root = await run_to_end(self._root, start, shared, held)
+            root = _Root() if start.spec.image is None else await run_to_end(self._root, start, shared, held)
             user = held_user(start) if self._privileged else None
             sandbox = _BubblewrapSandbox(start, shared, user, self._expose, mounts, python, root, held.pop_all())
         return await sandbox.begun()
@@ -167,8 +168,7 @@ class BubblewrapRuntime(Runtime):
     def _root(self, start: RuntimeStart, shared: Mapping[str, Path], held: ExitStack) -> _Root:
         """held: keeps it. Blocking. Raises: InvalidRequest, RuntimeFailed."""
         image = start.spec.image
-        if image is None:
-            return _Root()
+        assert image is not None
         if image.startswith("/"):
             refuse_hidden_image(Path(image), start.hidden)
             root, env = Path(image), dict[str, str]()
@@ -210,31 +210,33 @@ class _BubblewrapSandbox(NamespacedSandbox):
         self._reading = FirstLife(start)
         super().__init__(start, BubblewrapRuntime.name, shared, user, root.content)
 
-    def _make_more(self) -> None:
+    def _hosts(self) -> str:
         known = Path("/etc/hosts")
         is_ours = self._image.folder is None and known.is_file() and not known.is_symlink()
         others = known.read_text(errors="replace") if is_ours else ""
-        (self._start.folder / "hosts").write_text(f"127.0.0.1 localhost {HOST_NAME}\n{others}")
+        return f"127.0.0.1 localhost {HOST_NAME}\n{others}"
 
     def _launch(self, entering: Sequence[str]) -> Launch:
         spec = self._start.spec
         seen, hidden = self._reading.next()
         as_root = os.geteuid() == 0 and self._uid is None
-        view = View(
-            image=self._image.folder,
-            shared=self._shared,
-            expose=[*self._expose, *seen],
-            mounts=self._mounts,
-            masked=private_files() if as_root and spec.image is None else (),
-            hidden=hidden,
-            passwd=self._start.folder / "passwd",
-            group=self._start.folder / "group",
-            hosts=self._start.folder / "hosts",
-            host_network=spec.network == "full",
-            user_namespace=self._uid is None,
-        )
         uid = str(inner_uid(self._uid))
-        return BubblewrapLaunch([*arguments(view), *(["--uid", uid, "--gid", uid] if as_root else [])], entering)
+        texts = {**self._user_files(), "hosts": self._hosts()}
+        with ExitStack() as held:
+            files = {name: in_memory(held, text.encode()) for name, text in texts.items()}
+            view = View(
+                image=self._image.folder,
+                shared=self._shared,
+                expose=[*self._expose, *seen],
+                mounts=self._mounts,
+                masked=private_files() if as_root and spec.image is None else (),
+                hidden=hidden,
+                files=files,
+                host_network=spec.network == "full",
+                user_namespace=self._uid is None,
+            )
+            words = [*arguments(view), *(["--uid", uid, "--gid", uid] if as_root else [])]
+            return BubblewrapLaunch(words, entering, held.pop_all(), [*files.values()])
 
     async def _entered(self, proc_fd: int) -> None:
         if self._image.folder is not None:
