@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
+from transformers import AutoModelForCausalLM
 
 from gangline.domain.errors import InvalidRequest, NotFound
 from gangline.train.learning.algorithms import algorithm
@@ -171,6 +173,31 @@ def test_engines_load_what_a_learner_saves(folder: Path, tmp_path: Path) -> None
     moved = load_file(tmp_path / "model.safetensors")
     for name, parameter in served.module.named_parameters():
         assert torch.equal(parameter, moved[name])
+
+
+@pytest.mark.parametrize("way", ["full", "lora"])
+def test_weights_are_pushed_a_file_at_a_time_and_in_half_where_asked(
+    folder: Path, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {} if way == "full" else {"lora": LoraSettings(rank=4)}
+    whole, half = learner(folder, **settings), learner(folder, push_dtype="bfloat16", **settings)
+    for one, name in ((whole, "whole"), (half, "half")):
+        one.step(samples())
+        if one is half:
+            monkeypatch.setattr("gangline.train.learning.learner.PUSHED_AT_ONCE", 20_000)
+        one.save_weights(tmp_path / name)
+    expected = load_file(tmp_path / "whole/model.safetensors")
+    files = sorted((tmp_path / "half").glob("*.safetensors"))
+    assert len(files) > 3
+    parts = [load_file(file) for file in files]
+    found = {name: weight for part in parts for name, weight in part.items()}
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name].bfloat16()) for name in expected)
+    index = json.loads((tmp_path / "half/model.safetensors.index.json").read_text())
+    assert index["weight_map"] == {name: file.name for file, part in zip(files, parts, strict=True) for name in part}
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "half", dtype="auto")
+    assert loaded.dtype == torch.bfloat16
+    assert all(torch.equal(one, found[name]) for name, one in loaded.named_parameters())
 
 
 def test_the_gap_to_the_engine_is_measured_before_the_update(folder: Path) -> None:

@@ -131,6 +131,73 @@ def test_the_dense_way_does_have_such_tensors() -> None:
     assert memory.largest_numel >= min(batch.num_places**2, len(batch.targets) * 997)
 
 
+def by_segments(*arrays: Any, **options: Any) -> torch.Tensor:
+    """`varlen_attn`, a segment at a time: its last query sees its last key."""
+    query, key, value, queries, keys, _most, _longest = arrays
+    assert (query.dtype, key.dtype, value.dtype) == (torch.bfloat16,) * 3
+    assert options["window_size"] == (-1, 0)
+    found = list[torch.Tensor]()
+    for q0, q1, k0, k1 in zip(queries, queries[1:], keys, keys[1:], strict=False):
+        num_queries, num_keys = int(q1 - q0), int(k1 - k0)
+        sees = torch.ones(num_queries, num_keys, dtype=torch.bool).tril(num_keys - num_queries)
+        part = (one[None].transpose(1, 2) for one in (query[q0:q1], key[k0:k1], value[k0:k1]))
+        scores = torch.nn.functional.scaled_dot_product_attention(
+            *part, attn_mask=sees, scale=options["scale"], enable_gqa=options["enable_gqa"]
+        )
+        found.append(scores[0].transpose(0, 1))
+    return torch.cat(found)
+
+
+FORKED = [
+    sample([5, 6, 7], [8, 9, 10, 11], session_id="s0"),
+    sample([5, 6, 7], [8, 9, 12], session_id="s1"),
+    sample([20, 21], [22, 23, 24], session_id="s2"),
+]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("kind", ["packed", "tree"])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_card_computes_the_same_by_its_own_kernels(
+    family: str, kind: LayoutKind, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half precision: FlashAttention, although RoPE makes queries and keys float32. Float32: kernels without grouped
+    heads, since with them and a mask PyTorch would keep all scores.
+    """
+
+    def computed() -> tuple[torch.Tensor, list[torch.Tensor]]:
+        found = model(CONFIGS[family])
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16"):
+            logprobs = token_scores(found, pack(FORKED, kind)).logprobs
+        logprobs.sum().backward()
+        return logprobs.detach(), [one.grad for one in found.parameters() if one.grad is not None]
+
+    calls = list[str]()
+
+    def flash(*arrays: Any, **options: Any) -> torch.Tensor:
+        calls.append("flash")
+        return by_segments(*arrays, **options)
+
+    attend = attention.scaled_dot_product_attention
+
+    def fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
+        if options.get("attn_mask") is not None:
+            assert key.shape[1] == value.shape[1] == query.shape[1]
+            calls.append("masked")
+        return attend(query, key, value, **options)
+
+    expected = computed()
+    monkeypatch.setattr(attention, "_CARD", "cpu")
+    monkeypatch.setattr(attention, "varlen_attn", flash)
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", fused)
+    found = computed()
+    assert set(calls) == ({"flash"} if dtype == "bfloat16" else {"masked"} if kind == "tree" else set())
+    tolerance = 0.05 if dtype == "bfloat16" else 1e-5
+    assert torch.allclose(found[0], expected[0], atol=tolerance)
+    for mine, theirs in zip(found[1], expected[1], strict=True):
+        assert torch.allclose(mine, theirs, atol=tolerance, rtol=tolerance)
+
+
 HEADS: dict[str, Any] = {
     "cohere": CohereConfig(**SHAPE, logit_scale=0.25),
     "granite": GraniteConfig(**SHAPE, logits_scaling=8.0),

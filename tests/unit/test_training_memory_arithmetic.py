@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from gangline.cli.main import build_app
 from gangline.domain.errors import InvalidRequest, NotFound
-from gangline.train.learning.compute.memory import GIB, Shape, read_shape, step_memory
+from gangline.train.learning.compute.memory import GIB, Shape, read_shape, run_disk, step_memory
 from gangline.train.learning.forward import token_scores
 from gangline.train.learning.learner_settings import LearnerSettings
 from gangline.train.learning.packing import pack
@@ -80,6 +80,20 @@ def test_weights_and_moments_by_hand(shape: Shape) -> None:
     adapters = 28 * 16 * (2 * 7168 + 2 * 4096 + 3 * 22528)
     found = step_memory(shape, lora, num_places=1, checkpointing=True, has_reference=True)
     assert (found.weights, found.gradients, found.reference) == (4 * (7_615_616_512 + adapters), 4 * adapters, 0)
+
+
+def test_pushes_and_disk_by_hand(shape: Shape) -> None:
+    embedding = 152_064 * 3584
+    for fields, push in (
+        ({}, 0),
+        ({"push_dtype": "bfloat16"}, 2 * embedding),
+        ({"lora": {"rank": 16}}, 4 * embedding + 8 * embedding),
+    ):
+        settings = LearnerSettings.model_validate(fields)
+        assert step_memory(shape, settings, num_places=1, checkpointing=True).push == push
+    half = LearnerSettings.model_validate({"push_dtype": "bfloat16", "optimiser": "adamw"})
+    disk = run_disk(shape, half, keep_weights=1, keep_checkpoints=2)
+    assert disk == (2 * 2 * 7_615_616_512, 3 * (4 + 8) * 7_615_616_512)
 
 
 SIZES: dict[str, dict[str, int]] = {

@@ -23,6 +23,8 @@ class ScheduleSettings(TrainingOptions):
     validity: ValiditySettings = ValiditySettings(on_invalid="resubmit")
     checkpoint_every: int = Field(default=1, ge=1)
     """Steps. Evaluated steps and the last step always have a checkpoint."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """Checkpoints kept on disk; while one is written, one more."""
     patience_s: float = Field(default=600.0, ge=0)
     """How long engines, nodes and server may be unreachable when weights are due."""
 

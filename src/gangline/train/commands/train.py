@@ -172,25 +172,33 @@ def memory(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the memory of a training step by its parts, from the model's configuration alone.
+    """Print the memory of a training step by its parts, and the run's disk, from the model's configuration alone.
 
     The experiment's tasks are not read, and no weights are loaded.
     """
     from gangline.models.language.models import resolve_model
-    from gangline.train.learning.compute.memory import GIB, read_shape, step_memory
+    from gangline.train.learning.compute.memory import GIB, read_shape, run_disk, step_memory
     from gangline.train.run.experiment import read_experiment
 
     experiment = read_experiment(spec)
     learner = experiment.learner
     wanted = learner.gradient_checkpointing
+    shape = read_shape(model or resolve_model(experiment.model))
     found = step_memory(
-        read_shape(model or resolve_model(experiment.model)),
+        shape,
         learner,
         num_places=places or learner.max_places,
         checkpointing=learner.device != "cpu" if wanted is None else wanted,
         has_reference=learner.reference_metric or experiment.algorithm.resolve().needs_reference,
     )
-    parts = vars(found) | {"total": found.total}
+    disk = run_disk(
+        shape,
+        learner,
+        keep_weights=experiment.service.keep_weights,
+        keep_checkpoints=experiment.schedule.keep_checkpoints,
+    )
+    on_disk = {f"disk: {name}": num_bytes for name, num_bytes in disk._asdict().items()}
+    parts = vars(found) | {"total": found.total} | on_disk
     if as_json:
         print_json(parts)
         return

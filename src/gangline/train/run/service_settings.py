@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from gangline.settings.node import NodeSettings
 from gangline.settings.service import (
@@ -36,6 +36,8 @@ class ServiceSettings(TrainingOptions):
     up: UpSettings = UpSettings()
     weights: Path | None = None
     """Folder for new weights that trainer and engines can both access. None: in the run's folder."""
+    keep_weights: int = Field(default=2, ge=1)
+    """Folders of pushed weights kept on disk; while one is written, one more."""
     update_mode: Literal["drain", "keep"] = "drain"
     """Treatment of calls in flight when new weights arrive: they finish first, or continue under the new weights."""
 

@@ -116,7 +116,7 @@ class Trainer:
         self._on_step = on_step
         self._evaluation = evaluation
         self._on_evaluation = on_evaluation
-        self._checkpoints = Checkpoints(folder / "checkpoints")
+        self._checkpoints = Checkpoints(folder / "checkpoints", keep=schedule.keep_checkpoints)
         self._checkpoint_s = 0.0
         self._step = 0
         self._version = 0

@@ -29,6 +29,9 @@ from gangline.train.learning.packing import Segment
 IMPLEMENTATION = "gangline_rows"
 """Name of this attention in `transformers`."""
 
+_CARD = "cuda"
+"""Where FlashAttention computes half precision, and no fused kernel takes a mask together with grouped heads."""
+
 BLOCK = 256
 """Queries of a segment with a prefix that are computed at a time; their mask is [BLOCK, keys], shared by all blocks."""
 
@@ -151,7 +154,8 @@ def _attention(
         )
     _require_plain(module, rows, others)
     rows.was_used = True
-    if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and dropout == 0.0:
+    query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast, RoPE makes them float32
+    if query.device.type == _CARD and query.dtype in (torch.float16, torch.bfloat16) and dropout == 0.0:
         return _by_flash(query, key, value, rows, scaling), None
     found = [
         part
@@ -180,6 +184,8 @@ def _of_segment(
         row = (query[:, :, own], key[:, :, own], value[:, :, own])
         return [scaled_dot_product_attention(*row, is_causal=True, enable_gqa=True, **options)]
     key, value, query = key[:, :, seen], value[:, :, seen], query[:, :, own]
+    if query.device.type == _CARD and key.shape[1] != query.shape[1]:  # else heads x BLOCK x keys scores in memory
+        key, value = (one.repeat_interleave(query.shape[1] // one.shape[1], dim=1) for one in (key, value))
     mask, found = rows.block_mask(query.dtype), list[Tensor]()
     for start in range(0, query.shape[2], BLOCK):
         block = query[:, :, start : start + BLOCK]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +12,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from gangline.domain.errors import InvalidRequest, NotFound
 from gangline.train.learning.compute.head import require_known_head
 from gangline.train.learning.learner_settings import LearnerSettings
+
+_log = logging.getLogger("gangline.learner")
 
 
 def load_model(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
@@ -22,6 +25,8 @@ def load_model(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
         raise NotFound(f"{folder} does not hold a model that can be loaded: {error}") from error
     name = settings.device if settings.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
+    if device.type != "cpu" and settings.dtype == "float32":
+        _log.warning("learner.slow dtype=float32 message=a card computes bfloat16 many times as fast: learner.dtype")
     wanted = settings.gradient_checkpointing
     if device.type != "cpu" if wanted is None else wanted:
         cast("Any", model).activation_checkpointing_enable({"use_reentrant": False})

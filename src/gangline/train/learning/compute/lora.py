@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from typing import Any, cast
 
 from torch import Tensor
@@ -30,26 +29,22 @@ def with_adapters(model: PreTrainedModel, lora: LoraSettings) -> PreTrainedModel
         raise InvalidRequest(f"lora does not fit this model: {error}") from error
 
 
-def whole_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Yields every weight under its name without adapters, with the adapters merged.
+def own_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Every weight under its name without adapters, as it is without them."""
+    return {
+        name.replace(".base_layer.", "."): parameter.detach()
+        for name, parameter in model.named_parameters()
+        if "lora_" not in name
+    }
+
+
+def merged(model: PreTrainedModel, name: str, weight: Tensor) -> Tensor:
+    """One of `own_weights` with its adapter merged.
 
     Merging in place and undoing it would change the frozen weights slightly each time.
     """
-    deltas = dict(_deltas(model))
-    for name, parameter in model.named_parameters():
-        module, _, last = name.rpartition(".")
-        if "lora_" in name:
-            continue
-        weight = parameter.detach()
-        if module.endswith(".base_layer"):
-            module = module.removesuffix(".base_layer")
-            name = f"{module}.{last}"
-            weight = weight + deltas[module].to(weight.dtype) if last == "weight" else weight
-        yield name, weight.contiguous()
-
-
-def _deltas(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """The change that each adapter makes to its layer's weight."""
-    for name, module in cast("Any", model).named_modules():
-        if hasattr(module, "get_delta_weight"):
-            yield name, module.get_delta_weight("default").detach()
+    module, _, last = name.rpartition(".")
+    adapted = cast("Any", model.get_submodule(module))
+    if last != "weight" or not hasattr(adapted, "get_delta_weight"):
+        return weight
+    return weight + adapted.get_delta_weight("default").detach().to(weight.dtype)

@@ -27,7 +27,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from gangline.domain.errors import InvalidRequest, NotFound
-from gangline.train.learning.learner_settings import LearnerSettings, LoraSettings
+from gangline.train.learning.learner_settings import PUSHED_AT_ONCE, LearnerSettings, LoraSettings
 
 GIB = 1024**3
 
@@ -68,11 +68,32 @@ class StepMemory:
     """Working memory of one layer's backward pass."""
     logits: int
     """Working memory of one chunk of logits, never needed at the same time as `layer`."""
+    push: int
+    """Copies of weights while they are saved for engines, between two steps."""
 
     @property
     def total(self) -> int:
-        lasting = self.weights + self.gradients + self.moments + self.reference + self.activations
-        return lasting + max(self.layer, self.logits)
+        lasting = self.weights + self.gradients + self.moments + self.reference
+        return lasting + max(self.activations + max(self.layer, self.logits), self.push)
+
+
+class RunDisk(NamedTuple):
+    """Bytes of a run's folder at most, while one more of each is written."""
+
+    pushed: int
+    checkpoints: int
+
+
+def run_disk(shape: Shape, settings: LearnerSettings, *, keep_weights: int, keep_checkpoints: int) -> RunDisk:
+    trained = _num_trained(shape, settings)
+    return RunDisk(
+        pushed=(keep_weights + 1) * _push_bytes(settings) * shape.num_parameters,
+        checkpoints=(keep_checkpoints + 1) * (4 * trained + _moments(shape, settings, trained)),
+    )
+
+
+def _push_bytes(settings: LearnerSettings) -> int:
+    return 2 if settings.push_dtype == "bfloat16" else 4
 
 
 def step_memory(
@@ -103,7 +124,17 @@ def step_memory(
         # before it is added.
         logits=settings.logits_chunk * shape.vocabulary * (2 * b + 16)
         + shape.vocabulary * shape.hidden * ((2 if b == 2 else 0) + (b % 4 + 4 if is_head_trained else 0)),
+        push=_pushed_at_once(shape, settings),
     )
+
+
+def _pushed_at_once(shape: Shape, settings: LearnerSettings) -> int:
+    """Copies in one file, and of the largest matrix while it is merged; weights saved as they are take none."""
+    if settings.lora is None and settings.push_dtype == "float32":
+        return 0
+    largest = max(rows * columns for rows, columns in shape.matrices)
+    size = _push_bytes(settings) * shape.num_parameters
+    return min(size, max(PUSHED_AT_ONCE, _push_bytes(settings) * largest)) + (8 * largest if settings.lora else 0)
 
 
 def _kept_in_layer(shape: Shape, b: int) -> int:
