@@ -107,6 +107,14 @@ def busy(num_tasks: int = 30) -> Watched:
     return watched
 
 
+def test_sessions_in_an_engines_cache_are_shown() -> None:
+    cache = {"num_tokens": 12_000, "usable": 1.0, "num_held_tokens": 9_000, "num_places": 3, "hit_rate": 0.81}
+    watched = Watched()
+    watched.look(status(node(backends=({**backend("http://e"), "cache": cache},))), [])
+    assert "9000 of 12000 tokens held by 3 sessions, 81% of prompts in it" in drawn(watched, 200)
+    assert "tokens held" not in drawn(busy(), 200)
+
+
 def test_throughput_counts_the_last_minute_only() -> None:
     watched = Watched()
     for at in (900.0, 939.0, 941.0, 999.0):

@@ -13,8 +13,9 @@ from rich.text import Text
 from gangline.cli.service.node_addresses import NodesOption, ask_nodes
 from gangline.cli.terminal.output import DataOption, JsonOption, console, print_json, printable, run
 from gangline.cli.terminal.tables import FactTable, prose
+from gangline.cli.terminal.views import cache_line
 from gangline.domain.errors import InvalidRequest
-from gangline.domain.node_views import BackendView, CacheView
+from gangline.domain.node_views import BackendView
 
 if TYPE_CHECKING:
     from gangline.wire.client.node import NodeClient
@@ -61,18 +62,13 @@ def _view(one: BackendView) -> FactTable:
         "tier": one.tier,
         "template": ", ".join(one.template_told),
         "times": ", ".join(f"{phase} {time.mean_s:.2f} s" for phase, time in one.times.items()),
-        "cache": "" if one.cache is None else _cache(one.cache),
+        "cache": "" if one.cache is None else cache_line(one.cache),
         "error": one.error,
     }
     for name, value in (*facts.items(), *(("lacks", lack) for lack in one.template_lacks)):
         if value:
             table.add_row(Text(name, "dim"), Text(printable(str(value)), _STYLES.get(name, "")))
     return table
-
-
-def _cache(cache: CacheView) -> str:
-    hits = "" if cache.hit_rate is None else f", {cache.hit_rate:.0%} of prompts in it"
-    return f"{cache.num_held_tokens} of {cache.num_tokens} tokens held by {cache.num_places} sessions{hits}"
 
 
 @backend.command()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
@@ -18,8 +19,9 @@ from rich.text import Text
 from gangline.cli.tasks.watching import Watched, clock_time
 from gangline.cli.terminal.output import printable
 from gangline.cli.terminal.tables import GAP, Column, columns_that_fit, prose
-from gangline.cli.terminal.views import OUTCOME_COLOURS, counts, node_state, stages_line
+from gangline.cli.terminal.views import OUTCOME_COLOURS, cache_line, counts, node_state, stages_line
 from gangline.domain.node_numbers import NodeNumbers
+from gangline.domain.node_views import CacheView
 from gangline.domain.views import Event, NodeView, ServiceStatus, TaskSummary
 
 _LEAST_CUT = 16
@@ -251,6 +253,7 @@ _ENGINE_COLUMNS = (
     Column("state"),
     Column("calls", 3),
     Column("sessions", 4),
+    prose("cache", 6),
     prose("error", 1),
 )
 
@@ -276,6 +279,7 @@ def _engine_row(node: NodeView, backend: dict[str, Any]) -> tuple[Text, ...]:
         Text(printable(state), style="green" if state == "healthy" else "bold red"),
         cell("num_calls"),
         cell("num_sessions"),
+        Text("" if backend.get("cache") is None else cache_line(msgspec.convert(backend["cache"], CacheView))),
         cell("error"),
     )
 

@@ -136,7 +136,14 @@ function engineLine(engine) {
   const condition = engine["state"] === "healthy" && engine["num_failures"] > 0 ? "does not answer" : engine["state"];
   const facts = [role, engine["engine"], engine["model"], engine["url"], condition].filter((fact) => fact);
   const template = [...(engine["template_told"] ?? []), ...(engine["template_lacks"] ?? [])].join(", ");
-  return visible(`${facts.join(" · ")}${error}${template && ` · template: ${template}`}`);
+  return visible(`${facts.join(" · ")}${error}${cacheOf(engine["cache"])}${template && ` · template: ${template}`}`);
+}
+
+/** @param {Record<string, any> | null | undefined} cache What `--session-places` knows of an engine's prefix cache. */
+function cacheOf(cache) {
+  if (!cache) return "";
+  const hits = cache["hit_rate"] === null ? "" : `, ${Math.round(100 * cache["hit_rate"])} % of prompts in it`;
+  return ` · cache: ${cache["num_held_tokens"]} of ${cache["num_tokens"]} tokens held by ${cache["num_places"]} sessions${hits}`;
 }
 
 /**
