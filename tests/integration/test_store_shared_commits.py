@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from gangline.domain.errors import Conflict, DiskFull, StoreError
 from gangline.domain.views import Event
+from gangline.store.sql import schema
 from gangline.store.sql.reader import TaskReader
 from gangline.store.sql.tasks import TaskStore
 from support.service.running import NODE_URL, request
@@ -133,3 +134,19 @@ async def test_of_jobs_that_share_a_full_disk_those_with_room_are_kept(store: Ta
 def _limit_pages(store: TaskStore, pages: int) -> None:
     with store.database.writing() as conn:
         conn.exec_driver_sql(f"PRAGMA max_page_count={pages}")
+
+
+async def test_what_a_commit_that_failed_has_numbered_is_numbered_again(store: TaskStore, tmp_path: Path):
+    """Needs of tasks are numbered once, and the numbers kept."""
+
+    def fail() -> None:
+        raise StoreError("the disk does not answer")
+
+    async with busy(store) as line_up:
+        answers = [line_up(store.submit, [request(name)]) for name in ("first", "second")]
+        failed = line_up(fail)
+    assert isinstance(failed.exception(), StoreError)
+    assert all(answer.result()[0].created for answer in answers)
+    with store.database.reading() as conn:
+        numbers = set(conn.scalars(sa.select(schema.sessions.c.needs)))
+        assert numbers == set(conn.scalars(sa.select(schema.needs.c.id)))

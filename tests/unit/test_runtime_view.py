@@ -22,7 +22,7 @@ def view(tmp_path: Path, *, image: Path | None, expose: list[Path]) -> View:
         image=image,
         shared={"/workspace": tmp_path / "work", "/tmp": tmp_path / "tmp"},
         expose=expose,
-        files={"passwd": 101, "group": 102, "hosts": 103},
+        files=("passwd", "group", "hosts"),
         host_network=False,
         user_namespace=True,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -68,13 +68,13 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     """Host files that appear empty."""
     hidden: Sequence[Path] = ()
     """Host folders that appear empty, wherever they would appear."""
-    files: Mapping[str, int]
-    """Name of a file in /etc -> descriptor with its content. `passwd` and `group` are shown where the root has them."""
+    files: Collection[str]
+    """Names of files in /etc that we write. `passwd` and `group` are shown where the root has them."""
     host_network: bool
     user_namespace: bool
 
 
-def in_memory(held: ExitStack, content: bytes) -> int:
+def _in_memory(held: ExitStack, content: bytes) -> int:
     """A descriptor of a file with this content, which `held` closes."""
     fd = os.memfd_create("gangline")
     held.callback(os.close, fd)
@@ -86,46 +86,47 @@ def in_memory(held: ExitStack, content: bytes) -> int:
 class BubblewrapLaunch:
     """See `holder.Launch`."""
 
-    def __init__(self, arguments: Sequence[str], entering: Sequence[str], files: ExitStack, fds: Sequence[int]) -> None:
+    def __init__(self, arguments: Sequence[str], entering: Sequence[str], files: Mapping[str, str]) -> None:
         """
         entering: start of the command line, which enters the namespace where its folders are mounted.
-        files: closes fds, which the arguments name.
+        files: word of the arguments -> content of the file whose descriptor takes its place.
         """
         self._arguments = arguments
         self._entering = entering
         self._files = files
-        self._fds = fds
-        self._info_read, self._info_write = os.pipe2(os.O_CLOEXEC)
+        self._info_fd = -1
 
     def spawn(self, label: str) -> subprocess.Popen[bytes]:
         try:
             with ExitStack() as given:  # the sandbox can read the command line
-                file = in_memory(given, b"\0".join(map(os.fsencode, self._arguments)))
+                files = {word: _in_memory(given, text.encode()) for word, text in self._files.items()}
+                words = [str(files.get(word, word)) for word in self._arguments]
+                file = _in_memory(given, b"\0".join(map(os.fsencode, words)))
+                self._info_fd, info_fd = os.pipe2(os.O_CLOEXEC)
+                given.callback(os.close, info_fd)
                 return subprocess.Popen(
                     [
                         *self._entering,
-                        *("bwrap", "--info-fd", str(self._info_write), "--args", str(file)),
+                        *("bwrap", "--info-fd", str(info_fd), "--args", str(file)),
                         *WAITING,
                     ],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    pass_fds=[self._info_write, file, *self._fds],
+                    pass_fds=[info_fd, file, *files.values()],
                     env={"PATH": PATH, "GANGLINE_RUNTIME": label},
                     cwd="/",
                 )
         except OSError as error:
             raise RuntimeFailed(f"bwrap could not be started: {error}. Run `apt-get install bubblewrap`.") from error
-        finally:
-            os.close(self._info_write)
-            self._files.close()
 
     async def first_pid(self, process: subprocess.Popen[bytes]) -> int:
         """Returns at once: bwrap reports it before the command starts."""
-        return json.loads(os.read(self._info_read, 65536))["child-pid"]
+        return json.loads(os.read(self._info_fd, 65536))["child-pid"]
 
     def close(self) -> None:
-        os.close(self._info_read)
+        if self._info_fd >= 0:
+            os.close(self._info_fd)
 
 
 _LISTS_OF_KEYS = ("/proc/keys", "/proc/key-users")
@@ -205,8 +206,8 @@ def _files(view: View) -> dict[str, Sequence[str]]:
     etc = _etc(view)
     has_etc = _is_folder(etc)
     files: dict[str, Sequence[str]] = {
-        f"/etc/{name}": ("--perms", "0644", "--ro-bind-data", str(fd))
-        for name, fd in view.files.items()
+        f"/etc/{name}": ("--perms", "0644", "--ro-bind-data", name)
+        for name in view.files
         if name not in ("passwd", "group") or (has_etc and os.path.lexists(etc / name))
     }
     resolver = Path("/etc/resolv.conf").resolve()

@@ -38,7 +38,6 @@ from gangline.sandbox.bubblewrap.command_line import (
     View,
     arguments,
     content_of,
-    in_memory,
     private_files,
 )
 from gangline.sandbox.commands.forkserver import run_helper
@@ -221,22 +220,20 @@ class _BubblewrapSandbox(NamespacedSandbox):
         seen, hidden = self._reading.next()
         as_root = os.geteuid() == 0 and self._uid is None
         uid = str(inner_uid(self._uid))
-        texts = {**self._user_files(), "hosts": self._hosts()}
-        with ExitStack() as held:
-            files = {name: in_memory(held, text.encode()) for name, text in texts.items()}
-            view = View(
-                image=self._image.folder,
-                shared=self._shared,
-                expose=[*self._expose, *seen],
-                mounts=self._mounts,
-                masked=private_files() if as_root and spec.image is None else (),
-                hidden=hidden,
-                files=files,
-                host_network=spec.network == "full",
-                user_namespace=self._uid is None,
-            )
-            words = [*arguments(view), *(["--uid", uid, "--gid", uid] if as_root else [])]
-            return BubblewrapLaunch(words, entering, held.pop_all(), [*files.values()])
+        files = {**self._user_files(), "hosts": self._hosts()}
+        view = View(
+            image=self._image.folder,
+            shared=self._shared,
+            expose=[*self._expose, *seen],
+            mounts=self._mounts,
+            masked=private_files() if as_root and spec.image is None else (),
+            hidden=hidden,
+            files=files,
+            host_network=spec.network == "full",
+            user_namespace=self._uid is None,
+        )
+        words = [*arguments(view), *(["--uid", uid, "--gid", uid] if as_root else [])]
+        return BubblewrapLaunch(words, entering, files)
 
     async def _entered(self, proc_fd: int) -> None:
         if self._image.folder is not None:

@@ -110,8 +110,8 @@ class DurableTurns:
             self._on_stored.append(self._reported)
 
     def _forget(self, *session_ids: str) -> None:
-        try:
-            for session_id in session_ids:
+        for session_id in session_ids:
+            try:
                 self._kept.forget(session_id)
-        except StoreError as error:  # retried at the next start
-            log.error("server.turns_not_forgotten message=%s", error.message)
+            except StoreError as error:  # retried at the next start
+                log.error("server.turns_not_forgotten message=%s", error.message)

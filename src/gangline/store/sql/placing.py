@@ -53,18 +53,13 @@ _PRESENT = (
 
 
 def intern(unit: Unit, wanted: Iterable[Needs]) -> dict[Needs, int]:
-    """Numbers of needs; new needs get a number.
-
-    Numbers read from the database are cached in `unit.learnt`, because they never change. New numbers are not cached,
-    because this transaction may fail.
-    """
+    """Numbers of needs; new needs get a number. They never change, and are kept once they are durable."""
     bodies = {one: msgspec.json.encode(one).decode() for one in wanted}
-    if new := set(bodies.values()) - unit.learnt.interned.keys():
-        unit.learnt.interned.update(
-            {body: number for number, body in unit.conn.execute(_FOUND, {"bodies": sorted(new)})}
-        )
-    given = {body: _added(unit.conn, body) for body in sorted(set(bodies.values()) - unit.learnt.interned.keys())}
-    return {one: given.get(body) or unit.learnt.interned[body] for one, body in bodies.items()}
+    known = unit.learnt.interned
+    if new := set(bodies.values()) - known.keys():
+        found = {body: number for number, body in unit.conn.execute(_FOUND, {"bodies": sorted(new)})}
+        unit.numbered |= found | {body: _added(unit.conn, body) for body in sorted(new - found.keys())}
+    return {one: known.get(body) or unit.numbered[body] for one, body in bodies.items()}
 
 
 def _added(conn: sa.Connection, body: str) -> int:

@@ -73,6 +73,8 @@ class Unit:
         self.callback_expiry_s = callback_expiry_s
         self.events: list[Event] = []
         self.learnt = learnt
+        self.numbered: dict[str, int] = {}
+        """Learnt here: see `Learnt.interned`."""
 
     def emit(self, kind: str, task_id: str | None = None, session_id: str | None = None, **data: Any) -> None:
         event = Event(seq=0, at=self.now, kind=kind, task_id=task_id, session_id=session_id, data=data)

@@ -84,6 +84,8 @@ class TaskStore(TaskReader):
             unit = Unit(conn, self._clock(), callback_expiry_s=self._callback_expiry_s, learnt=self._learnt)
             yield unit
             unit.flush()
+        if unit.numbered:
+            self.database.when_durable(lambda: self._learnt.interned.update(unit.numbered))
         if unit.events:
             self.database.when_durable(lambda: self._on_events(unit.events))
 

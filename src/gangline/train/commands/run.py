@@ -376,5 +376,5 @@ def _save_model(learner: Learner, model_folder: Path, target: Path) -> None:
     learner.save_weights(target)
     for pattern in ("*.json", "*.jinja", "*.model", "*.txt"):
         for path in model_folder.glob(pattern):
-            if not (target / path.name).exists():
+            if not (target / path.name).exists() and not path.name.endswith(".index.json"):  # of other files
                 shutil.copyfile(path, target / path.name)

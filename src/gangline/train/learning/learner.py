@@ -285,12 +285,15 @@ class Learner:
         load it. Copies of one file's weights are in memory at a time.
         """
         folder.mkdir(parents=True, exist_ok=True)
+        for earlier in (*folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json")):
+            earlier.unlink()
         own, config = own_weights(self._base), copy.deepcopy(self._base.config)
         config.dtype = dtype = getattr(torch, self._settings.push_dtype)
         plan = split_torch_state_dict_into_shards(own, max_shard_size=PUSHED_AT_ONCE)
         for file, names in plan.filename_to_tensors.items():
             part = {name: merged(self._base, name, own[name]).to(dtype).contiguous() for name in names}
             save_file(part, folder / file, metadata={"format": "pt"})
+            del part  # before the next one is made
         if plan.is_sharded:
             index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
             (folder / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -225,10 +225,10 @@ def warnings_about(experiment: Experiment) -> list[str]:
 
 def digest_of(experiment: Experiment) -> str:
     """A digest that does not depend on the order of settings, the location of files, the service, trackers, or the
-    number of steps, since a run may be extended.
+    numbers of steps and of checkpoints that are kept, since a run may be extended and its disk may fill.
     """
     left_out: Any = {
-        "schedule": {"steps"},
+        "schedule": {"steps", "keep_checkpoints"},
         "data": {"tasks", "vetted"},
         "evaluation": {"tasks"},
         "service": True,

@@ -30,7 +30,8 @@ IMPLEMENTATION = "gangline_rows"
 """Name of this attention in `transformers`."""
 
 _CARD = "cuda"
-"""Where FlashAttention computes half precision, and no fused kernel takes a mask together with grouped heads."""
+"""Where no fused kernel takes a mask together with grouped heads."""
+_WIDEST_HEAD = 256
 
 BLOCK = 256
 """Queries of a segment with a prefix that are computed at a time; their mask is [BLOCK, keys], shared by all blocks."""
@@ -155,7 +156,7 @@ def _attention(
     _require_plain(module, rows, others)
     rows.was_used = True
     query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast, RoPE makes them float32
-    if query.device.type == _CARD and query.dtype in (torch.float16, torch.bfloat16) and dropout == 0.0:
+    if query.dtype in (torch.float16, torch.bfloat16) and dropout == 0.0 and _has_flash(query):
         return _by_flash(query, key, value, rows, scaling), None
     found = [
         part
@@ -163,6 +164,12 @@ def _attention(
         for part in _of_segment(query, key, value, one, seen, rows, {"dropout_p": dropout, "scale": scaling})
     ]
     return torch.cat(found, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _has_flash(query: Tensor) -> bool:
+    """Whether FlashAttention 2 computes heads of this width on this device: on cards from Ampere on."""
+    is_new = query.is_cuda and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    return is_new and query.shape[-1] <= _WIDEST_HEAD
 
 
 def _require_plain(module: torch.nn.Module, rows: Rows, others: dict[str, Any]) -> None:

@@ -82,6 +82,8 @@ class RunDisk(NamedTuple):
 
     pushed: int
     checkpoints: int
+    model: int
+    """Written at its end."""
 
 
 def run_disk(shape: Shape, settings: LearnerSettings, *, keep_weights: int, keep_checkpoints: int) -> RunDisk:
@@ -89,6 +91,7 @@ def run_disk(shape: Shape, settings: LearnerSettings, *, keep_weights: int, keep
     return RunDisk(
         pushed=(keep_weights + 1) * _push_bytes(settings) * shape.num_parameters,
         checkpoints=(keep_checkpoints + 1) * (4 * trained + _moments(shape, settings, trained)),
+        model=_push_bytes(settings) * shape.num_parameters,
     )
 
 
