@@ -24,8 +24,8 @@ WINGS = frozenset({"interop", "serving", "tasks", "testing", "train"})
 FEATURES = ("sampling_mask", "routed_experts")
 BOUNDS = {
     "entries": 18,
-    "code lines": 100_130,
-    "code lines of the core": 65_000,
+    "code lines": 100_320,
+    "code lines of the core": 65_120,
     "files that name sampling_mask": 12,
     "files that name routed_experts": 12,
     "class names used more than once": 139,
