@@ -184,7 +184,7 @@ def test_weights_are_pushed_a_file_at_a_time_and_in_half_where_asked(
     for one, name in ((whole, "whole"), (half, "half")):
         one.step(samples())
         if one is half:
-            monkeypatch.setattr("gangline.train.learning.learner.PUSHED_AT_ONCE", 20_000)
+            monkeypatch.setattr("gangline.train.learning.compute.lora.PUSHED_AT_ONCE", 20_000)
         one.save_weights(tmp_path / name)
     expected = load_file(tmp_path / "whole/model.safetensors")
     files = sorted((tmp_path / "half").glob("*.safetensors"))

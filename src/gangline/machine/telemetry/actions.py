@@ -241,6 +241,7 @@ ACTIONS: dict[str, str] = {
     "group.one_reward": "The rewards of a group hardly differ: nothing can be learned from comparing its sessions.",
     # The reference trainer.
     "learner.ready": "A model is loaded: how many parameters it has, and how many are trained.",
+    "learner.slow": "A card computes in float32, many times as slowly as in bfloat16 (`learner.dtype`).",
     "trainer.resumed": "A run continues from its last checkpoint.",
     "trainer.checkpoint_damaged": "A checkpoint is not what was written; the run continues from the one before it.",
     "trainer.waits": "Engines, nodes or server do not take part in a weight update; it is tried again.",

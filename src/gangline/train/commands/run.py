@@ -127,13 +127,7 @@ async def train_through(
                 learner=learner,
                 service=client,
                 stream=stream,
-                weights=ServiceWeights(
-                    client,
-                    weights_folder,
-                    token=token,
-                    mode=experiment.service.update_mode,
-                    keep_last=experiment.service.keep_weights,
-                ),
+                weights=ServiceWeights(client, weights_folder, token=token, **_pushing(experiment)),
                 selection=selection_of(run, experiment),
                 masks=masks,
                 coalitions=experiment.coalitions,
@@ -369,6 +363,10 @@ def _learner(experiment: Experiment, model_folder: Path) -> Learner:
 
     hf_logging.disable_progress_bar()
     return Learner(model_folder, experiment.algorithm.resolve(), experiment.learner, seed=experiment.seed)
+
+
+def _pushing(experiment: Experiment) -> dict[str, Any]:
+    return {"mode": experiment.service.update_mode, "keep_last": experiment.service.keep_weights}
 
 
 def _save_model(learner: Learner, model_folder: Path, target: Path) -> None:

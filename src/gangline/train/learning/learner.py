@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
 import logging
 import math
 import threading
@@ -20,7 +19,6 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
-from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
@@ -30,14 +28,14 @@ from gangline.domain.errors import InvalidRequest
 from gangline.train.learning.algorithms import Algorithm
 from gangline.train.learning.compute.head import TokenScores
 from gangline.train.learning.compute.loading import freeze_all_but, load_model
-from gangline.train.learning.compute.lora import merged, own_weights, with_adapters
+from gangline.train.learning.compute.lora import save_merged, with_adapters
 from gangline.train.learning.compute.metrics import StepMetrics, engine_mismatch
 from gangline.train.learning.compute.optimiser import optimiser_of
 from gangline.train.learning.compute.token_baseline import with_optimal_baseline
 from gangline.train.learning.credit.critic.head import ValueHead, value_head_of
 from gangline.train.learning.credit.critic.targets import Rewarded, ValueTargets, estimate_batches
 from gangline.train.learning.forward import loss_inputs, token_scores
-from gangline.train.learning.learner_settings import PUSHED_AT_ONCE, LearnerSettings
+from gangline.train.learning.learner_settings import LearnerSettings
 from gangline.train.learning.loss import LossInputs, LossTotals, policy_loss
 from gangline.train.learning.losses.reward_kl import adapted
 from gangline.train.learning.losses.values import value_loss
@@ -284,20 +282,7 @@ class Learner:
         """Save the whole model without the critic as safetensors with its configuration and merged adapters, as engines
         load it. Copies of one file's weights are in memory at a time.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        for earlier in (*folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json")):
-            earlier.unlink()
-        own, config = own_weights(self._base), copy.deepcopy(self._base.config)
-        config.dtype = dtype = getattr(torch, self._settings.push_dtype)
-        plan = split_torch_state_dict_into_shards(own, max_shard_size=PUSHED_AT_ONCE)
-        for file, names in plan.filename_to_tensors.items():
-            part = {name: merged(self._base, name, own[name]).to(dtype).contiguous() for name in names}
-            save_file(part, folder / file, metadata={"format": "pt"})
-            del part  # before the next one is made
-        if plan.is_sharded:
-            index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
-            (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-        config.save_pretrained(folder)
+        save_merged(self._base, folder, getattr(torch, self._settings.push_dtype))
 
     def save_state(self, folder: Path) -> None:
         """Save the state needed to resume: trained weights, optimiser, rate, order."""
