@@ -2,8 +2,8 @@
 
 - `session.cpu_ms`: processor time of all of it on PostgreSQL, without the database's, the median of three rounds;
   `session.*_cpu_ms`: its parts. `children`: what the keeper and the node started for the session and have waited for.
-  All files are in memory: on ext4 a new file costs more the more were deleted in the last minutes, so that rounds differ
-  by ten milliseconds.
+  All files are in memory: on ext4 a new file costs more the more were deleted in the last minutes, so that rounds
+  differ by ten milliseconds.
 - `session.sqlite.cpu_ms`: the same on SQLite and on the disk.
 - `session.statements`: that PostgreSQL was sent, by its own log, counted in a run of its own.
 - `session.processes`, `session.switches`, `session.written_kb`: forks and threads of the whole machine; voluntary

@@ -30,8 +30,8 @@ _ADD_BYTES = sa.update(tasks).where(_IT).values(result_bytes=tasks.c.result_byte
 _IS_LAST = tasks.c.num_open == 1
 _COUNT_END = _ADD_BYTES.values(
     num_open=tasks.c.num_open - 1,
-    status=sa.case((_IS_LAST, sa.bindparam("ends")), else_=tasks.c.status),
-    ended_at=sa.case((_IS_LAST, sa.bindparam("now"))),
+    status=sa.case((_IS_LAST, sa.bindparam("ends", type_=sa.String())), else_=tasks.c.status),
+    ended_at=sa.case((_IS_LAST, sa.bindparam("now", type_=sa.Float()))),
 ).returning(tasks.c.position, sa.case((tasks.c.num_open == 0, tasks.c.body)).label("last_body"))
 _BODY = sa.select(tasks.c.body).where(_IT)
 _ENDS = sa.select(events.c.data).where(events.c.task_id == sa.bindparam("id"), events.c.kind == _ENDED)

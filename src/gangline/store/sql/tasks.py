@@ -207,7 +207,7 @@ class TaskStore(TaskReader):
         num_bytes: size of the stored result. Raises: NotFound, LeaseLost, InvalidRequest if the result names another
         task or attempt.
         """
-        columns = {
+        columns: dict[str, Any] = {
             "reward": result.reward,
             "result_attempt": result.attempt,
             "model": result.completions[-1].model if result.completions else None,
