@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariable
 from transformers import AutoModelForCausalLM
 
 from gangline.domain.errors import InvalidRequest, NotFound
+from gangline.train.commands.run import save_model
 from gangline.train.learning.algorithms import algorithm
 from gangline.train.learning.learner import Abandoned, Learner
 from gangline.train.learning.learner_settings import LearnerSettings, LoraSettings
@@ -198,6 +200,23 @@ def test_weights_are_pushed_a_file_at_a_time_and_in_half_where_asked(
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "half", dtype="auto")
     assert loaded.dtype == torch.bfloat16
     assert all(torch.equal(one, found[name]) for name, one in loaded.named_parameters())
+
+
+def test_a_trained_model_has_its_own_files_of_weights_alone(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither those of an earlier end of its run, nor the list of those that it began from."""
+    base, target = tmp_path / "base", tmp_path / "model"
+    shutil.copytree(folder, base)
+    (base / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00009.safetensors"}}')
+    trained = learner(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr("gangline.train.learning.compute.lora.PUSHED_AT_ONCE", 20_000)
+        save_model(trained, base, target)
+    assert len([*target.glob("*.safetensors")]) > 3
+    save_model(trained, base, target)
+    assert {file.name for file in target.glob("*.safetensors*")} == {"model.safetensors"}
+    assert (target / "config.json").exists()
 
 
 def test_the_gap_to_the_engine_is_measured_before_the_update(folder: Path) -> None:

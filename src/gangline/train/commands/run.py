@@ -288,7 +288,7 @@ def _finish(
     from gangline.train.run.lineage import write_results
 
     weights = folder / "model"
-    _save_model(learner, model_folder, weights)
+    save_model(learner, model_folder, weights)
     if experiment.service.weights is None:
         shutil.rmtree(folder / "weights", ignore_errors=True)  # the last weights are the model's
     records, evaluations = view.records, view.evaluations
@@ -369,7 +369,7 @@ def _pushing(experiment: Experiment) -> dict[str, Any]:
     return {"mode": experiment.service.update_mode, "keep_last": experiment.service.keep_weights}
 
 
-def _save_model(learner: Learner, model_folder: Path, target: Path) -> None:
+def save_model(learner: Learner, model_folder: Path, target: Path) -> None:
     """Saves the whole trained model: weights, configuration, tokenizer."""
     learner.save_weights(target)
     for pattern in ("*.json", "*.jinja", "*.model", "*.txt"):
