@@ -10,6 +10,7 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from gangline.domain.errors import Failure
+from gangline.domain.node_views import CacheView
 from gangline.domain.placement import Offer
 from gangline.domain.views import PULLING
 from gangline.server.run import serving
@@ -67,6 +68,22 @@ async def test_why_a_session_does_not_start_is_said(browser: Browser, tmp_path: 
         waiting = visit.page.get_by_role("region", name="Waiting for long").get_by_role("row")
         await expect(waiting.filter(has_text="pulled.0")).to_contain_text("waiting for image debian:12, pulled by n1")
         await expect(waiting.filter(has_text="nowhere.0")).to_contain_text("lacks runtime `podman`")
+
+
+async def test_the_sessions_in_an_engines_cache_are_said(browser: Browser, tmp_path: Path) -> None:
+    async with (
+        serving(data_dir=tmp_path, control_token="token", check_task=any_plugin) as server,
+        ServerClient(server.url, "token") as control,
+        signed_in(browser, control) as visit,
+    ):
+        cache = CacheView(num_tokens=12_000, usable=1.0, num_held_tokens=9_000, num_places=3, hit_rate=0.81)
+        known, without = ({"url": f"http://e{n}:8000", "state": "healthy", "engine": "vllm"} for n in range(2))
+        backends = ({**known, "cache": msgspec.to_builtins(cache)}, {**without, "cache": None})
+        await control.heartbeat(msgspec.structs.replace(beat([]), backends=backends))
+        engines = visit.page.get_by_role("region", name="Nodes and engines").get_by_role("cell").last.locator("div")
+        told = "vllm · http://e0:8000 · healthy · cache: 9000 of 12000 tokens held by 3 sessions, 81 % of prompts in it"
+        await expect(engines.first).to_have_text(told)
+        await expect(engines.last).to_have_text("vllm · http://e1:8000 · healthy")
 
 
 async def test_several_pages_share_one_stream(browser: Browser, control: ServerClient) -> None:

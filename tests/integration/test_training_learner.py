@@ -164,15 +164,21 @@ def test_last_layers_leaves_all_else_as_it_was(folder: Path, tmp_path: Path) -> 
     assert all(".layers.2." in name for name in changed)
 
 
-def test_engines_load_what_a_learner_saves(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_bytes", [1 << 30, 20_000], ids=["one file", "several files"])
+def test_engines_load_what_a_learner_saves(
+    folder: Path, tmp_path: Path, num_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from gangline.serving.embedded.model import LanguageModel, load_model
 
+    monkeypatch.setattr("gangline.train.learning.compute.lora.PUSHED_AT_ONCE", num_bytes)
     trained = learner(folder, lora=LoraSettings(rank=4))
     trained.step(samples())
     trained.save_weights(tmp_path)
     served = LanguageModel(load_model(folder))
     served.load_weights(tmp_path)
-    moved = load_file(tmp_path / "model.safetensors")
+    files = [*tmp_path.glob("*.safetensors")]
+    assert (len(files) > 1) == (num_bytes < 1 << 30)
+    moved = {name: weight for file in files for name, weight in load_file(file).items()}
     for name, parameter in served.module.named_parameters():
         assert torch.equal(parameter, moved[name])
 

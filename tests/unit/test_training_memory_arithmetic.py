@@ -20,20 +20,9 @@ from gangline.train.learning.forward import token_scores
 from gangline.train.learning.learner_settings import LearnerSettings
 from gangline.train.learning.packing import pack
 from support.engines.models import CONFIGS
-from support.training.memory import TensorMemory
+from support.training.memory import QWEN_7B, TensorMemory
 from support.training.samples import sample
 
-QWEN_7B = {
-    "model_type": "qwen2",
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "vocab_size": 152064,
-    "tie_word_embeddings": False,
-}
-"""Qwen2.5-7B."""
 CONTEXT = 32_768
 CARD_GIB = 139
 

@@ -12,6 +12,18 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+QWEN_7B: dict[str, Any] = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "tie_word_embeddings": False,
+}
+"""Qwen2.5-7B."""
+
 
 class TensorMemory(TorchDispatchMode):
     """Records tensors while it is entered: the largest one made, the most that live, what the backward pass needs."""

@@ -159,15 +159,14 @@ class BubblewrapRuntime(Runtime):
         python = PythonEnvironment(start.spec.python)
         mounts = granted(start.spec, self._settings.expose)
         with ExitStack() as held:
-            root = _Root() if start.spec.image is None else await run_to_end(self._root, start, shared, held)
+            image = start.spec.image
+            root = _Root() if image is None else await run_to_end(self._root, image, start, shared, held)
             user = held_user(start) if self._privileged else None
             sandbox = _BubblewrapSandbox(start, shared, user, self._expose, mounts, python, root, held.pop_all())
         return await sandbox.begun()
 
-    def _root(self, start: RuntimeStart, shared: Mapping[str, Path], held: ExitStack) -> _Root:
+    def _root(self, image: str, start: RuntimeStart, shared: Mapping[str, Path], held: ExitStack) -> _Root:
         """held: keeps it. Blocking. Raises: InvalidRequest, RuntimeFailed."""
-        image = start.spec.image
-        assert image is not None
         if image.startswith("/"):
             refuse_hidden_image(Path(image), start.hidden)
             root, env = Path(image), dict[str, str]()

@@ -132,16 +132,18 @@ def report(
         return standing
     if not holds(standing, fence=fence):
         raise _lost(standing, fence)
-    if (ended := sure_end(fence=fence, outcome=outcome, failure=failure)) is not None:
-        return standing.moved(**ended)
-    assert failure is not None
-    return _again_or(msgspec.structs.replace(standing, reported_fence=fence), outcome, failure, ready_at)
+    if (fault := fault_of(outcome, failure)) is not None:
+        return _again_or(msgspec.structs.replace(standing, reported_fence=fence), outcome, fault, ready_at)
+    return standing.moved(**reported_end(fence, outcome, failure))
 
 
-def sure_end(*, fence: int, outcome: Outcome, failure: Failure | None) -> dict[str, Any] | None:
-    """What a report changes in the session that this fence holds; None where that depends on its standing."""
-    if outcome == "infra_error" and failure is not None:
-        return None
+def fault_of(outcome: Outcome, failure: Failure | None) -> Failure | None:
+    """A failure of ours, after which it depends on the session's standing whether it is tried again."""
+    return failure if outcome == "infra_error" else None
+
+
+def reported_end(fence: int, outcome: Outcome, failure: Failure | None) -> dict[str, Any]:
+    """What any other report changes in the session that this fence holds."""
     return {"state": "ended", "reported_fence": fence, "outcome": outcome, "failure": failure, **_NO_LEASE}
 
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from gangline.domain.errors import Failure
 from gangline.domain.lifecycle import TaskState
 from gangline.domain.session import SessionResult, is_usable
-from gangline.store.sql.leasing import Standing, cancel, sure_end
+from gangline.store.sql.leasing import Standing, cancel, fault_of, reported_end
 from gangline.store.sql.outbox import add_callback
 from gangline.store.sql.reader import task_view
 from gangline.store.sql.rows import Unit, end_leased, locked_rows, standing_of, write_standings
@@ -81,8 +81,10 @@ def end_reported(unit: Unit, result: SessionResult, *, num_bytes: int, **columns
     """As `move`, for a report that ends its session whatever else is known of it. False, without any change, if its
     attempt does not hold the session, or the end is not sure.
     """
-    changes = sure_end(fence=result.fence, outcome=result.outcome, failure=result.failure)
-    if changes is None or (node_id := end_leased(unit, result, changes, ended_at=unit.now, **columns)) is None:
+    if fault_of(result.outcome, result.failure) is not None:
+        return False
+    changes = reported_end(result.fence, result.outcome, result.failure)
+    if (node_id := end_leased(unit, result, changes, ended_at=unit.now, **columns)) is None:
         return False
     told: dict[str, Any] = {"outcome": result.outcome, "attempt": result.attempt, "node": node_id}
     usable = {"usable": True} if is_usable(result) else {}

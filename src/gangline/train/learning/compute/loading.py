@@ -26,7 +26,7 @@ def load_model(folder: Path, settings: LearnerSettings) -> PreTrainedModel:
     name = settings.device if settings.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
     if device.type != "cpu" and settings.dtype == "float32":
-        _log.warning("learner.slow dtype=float32 message=a card computes bfloat16 many times as fast: learner.dtype")
+        _log.warning("learner.slow device=%s message=float32 is slow there: set learner.dtype: bfloat16", device)
     wanted = settings.gradient_checkpointing
     if device.type != "cpu" if wanted is None else wanted:
         cast("Any", model).activation_checkpointing_enable({"use_reentrant": False})
