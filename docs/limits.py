@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gangline.domain.ids import ID_PATTERN
 from gangline.domain.task import MAX_DEPTH, MAX_SAMPLES, LimitsSpec
+from gangline.node.calls.reading.body import REFUSED_EVERY_S
 from gangline.node.control import sessions as control_sessions
 from gangline.node.external import sessions as external
 from gangline.node.health import disk_guard
@@ -46,6 +47,7 @@ def _call_rows() -> list[tuple[str, str, str]]:
         ("its tools (`max_tools`)", f"{limits.max_tools:,}", "413"),
         ("any other field (`max_definition_bytes`)", _size(limits.max_definition_bytes), "413"),
         ("a session's calls in flight: bodies (`max_in_flight_bytes`)", _size(limits.max_in_flight_bytes), "429"),
+        ("a session's calls after one of these answers", f"one every {REFUSED_EVERY_S:g} s", "the next ones wait"),
     ]
 
 

@@ -8,13 +8,15 @@ import gzip
 import json
 import tracemalloc
 from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import openai
 import pytest
 
-from gangline.node.calls.reading.body import read_here
+from gangline.node.calls.reading import body as body_module
+from gangline.node.calls.reading.body import BytesInFlight, read_here
 from gangline.node.calls.reading.pool import Readers
 from gangline.node.calls.session import ModelSession
 from gangline.node.calls.session_spec import SessionSpec
@@ -60,6 +62,12 @@ def body_of(dialect: str, messages: Any, **fields: Any) -> bytes:
     return json.dumps(given | {name: messages} | fields).encode()
 
 
+@pytest.fixture(autouse=True)
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between requests of a session whose last one was beyond a limit."""
+    monkeypatch.setattr(body_module, "REFUSED_EVERY_S", 0.0)
+
+
 @pytest.fixture
 async def readers() -> AsyncGenerator[Readers]:
     readers = Readers()
@@ -88,6 +96,59 @@ async def test_a_call_beyond_a_limit_is_413_and_names_the_limit_and_its_option(
         assert running.journal.completions == []
         status, answer, _ = await post(running, dialect, body_of(dialect, said(dialect, 1)))
         assert status == 200, answer
+
+
+@pytest.mark.parametrize("limit", ["max_body_bytes", "max_messages", "max_in_flight_bytes"])
+async def test_after_a_call_beyond_a_limit_the_next_ones_of_its_session_wait_and_other_sessions_do_not(
+    limit: str, readers: Readers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body_module, "REFUSED_EVERY_S", 60.0)
+    limits = SMALL.model_copy(update={"max_in_flight_bytes": 300_000}) if limit == "max_in_flight_bytes" else SMALL
+    bodies = {
+        "max_body_bytes": body_of("chat", said("chat", 1, "a" * 400_000)),
+        "max_messages": body_of("chat", said("chat", 3001)),
+        "max_in_flight_bytes": body_of("chat", said("chat", 1, "a" * 350_000)),
+    }
+    small = body_of("chat", said("chat", 1))
+    async with proxied({}, limits=limits, readers=readers) as running:
+        spec = SessionSpec(session_id="s2", attempt=1, key="gls-other")
+        running.proxy.add(ModelSession(spec, running.engine, running.journal))
+        assert (await post(running, "chat", small))[0] == 200
+        status, answer, _ = await post(running, "chat", bodies[limit])
+        assert status in (413, 429), answer
+        waiting = asyncio.create_task(post(running, "chat", small))
+        url, headers = f"{running.url}/s/s2/v1/chat/completions", {"Authorization": "Bearer gls-other"}
+        async with aiohttp.ClientSession() as http, http.post(url, data=small, headers=headers) as response:
+            assert response.status == 200, await response.text()
+        assert not waiting.done()
+        waiting.cancel()
+
+
+async def test_calls_after_one_beyond_a_limit_are_taken_one_a_second_until_one_comes_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, slept = 100.0, list[float]()
+
+    async def sleeps(duration_s: float) -> None:
+        slept.append(round(duration_s, 3))
+
+    monkeypatch.setattr(body_module, "REFUSED_EVERY_S", 1.0)
+    monkeypatch.setattr(body_module, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(body_module, "asyncio", SimpleNamespace(sleep=sleeps))
+    held = BytesInFlight(1)
+    await held.its_turn()
+    held.was_refused()
+    now += 0.25
+    for _ in range(3):
+        await held.its_turn()
+    assert slept == [0.75, 1.75, 2.75]
+    now += 2.0
+    held.was_refused()  # the first of the three: the others keep their turns
+    await held.its_turn()
+    assert slept[3:] == [1.75]
+    now += 10
+    await held.its_turn()
+    assert slept[4:] == []
 
 
 async def test_a_body_that_unpacks_beyond_the_limit_is_413_and_nothing_more_of_it_is_unpacked(readers: Readers) -> None:

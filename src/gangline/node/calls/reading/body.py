@@ -7,7 +7,9 @@ provider's own shape, with the limit and the option that raises it.
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
 from collections.abc import Sequence
 from typing import Literal, Self
 
@@ -34,6 +36,8 @@ _FEWEST = min(_LARGE_COUNTS.values())
 
 _MAX_VOLATILE_PIECES = 4096
 
+REFUSED_EVERY_S = 1.0
+
 _ROLE = re.compile(ROLE_PATTERN)
 
 OPTION = "--call-limits"
@@ -49,11 +53,24 @@ _items = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class BytesInFlight:
-    """The bodies of one session's unfinished calls."""
+    """The bodies of one session's unfinished calls, and its pace: after a request beyond a limit the next ones are
+    taken one a second, until one comes later than that. Reading what is refused costs other sessions time, and no
+    engine's work slows its sender down."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0
+        self._next_at_s = 0.0
+
+    async def its_turn(self) -> None:
+        """Wait until the next request's body may be read."""
+        at_s = self._next_at_s
+        if (wait_s := at_s - time.monotonic()) > 0:
+            self._next_at_s = at_s + REFUSED_EVERY_S
+            await asyncio.sleep(wait_s)
+
+    def was_refused(self) -> None:
+        self._next_at_s = max(self._next_at_s, time.monotonic() + REFUSED_EVERY_S)
 
     def body(self) -> TakenBytes:
         return TakenBytes(self)
