@@ -141,7 +141,7 @@ async def serve(
                 node=socket.gethostname(),
                 capture=settings.capture,
                 affinity_slack=settings.affinity_slack,
-                admission=Admission() if settings.session_places else None,
+                admission=Admission(max_wait_s=settings.session_places_wait_s) if settings.session_places else None,
             )
         )
         stack.push_async_callback(backends.close)

@@ -217,6 +217,8 @@ class NodeSettings(BaseModel):
     """Sessions whose contexts do not fit the engines' prefix caches together wait before a call, instead of computing
     their contexts again. For engines that tell the size of their cache: vLLM, and SGLang.
     """
+    session_places_wait_s: Annotated[float, Setting(option="--session-places-wait"), Field(gt=0)] = 600.0
+    """Seconds after which a waiting session goes before all others."""
     capture: Literal["ids", "text"] = "ids"
     """ids, or text for engines that report no token ids (their rows cannot be trained on)."""
     sampling: Annotated[dict[str, _JsonTable] | None, AfterValidator(_policy_is_valid)] = None
