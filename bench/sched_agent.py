@@ -2,8 +2,9 @@
 
     python bench/sched_agent.py NODE_ID FOLDER SERVER_URL ENGINE_URL NUM_SLOTS PLACES
 
-PLACES: `none`, or `places` for `--session-places`. An agent plays the trace of its task and sample: it asks for as many
-tokens as the trace has, and is told as many words. Prints the node's URL when it is ready, and serves until SIGTERM.
+PLACES: `none`, or `places` for the default of `--session-places`. An agent plays the trace of its task and sample: it
+asks for as many tokens as the trace has, and is told as many words. Prints the node's URL when it is ready, and serves
+until SIGTERM.
 """
 
 from __future__ import annotations
@@ -96,6 +97,6 @@ if __name__ == "__main__":
         run_slots=int(num_slots),
         prewarm_workers=0,
         postrun_workers=int(num_slots),
-        session_places=places == "places",
+        session_places={"none": "off", "places": "auto"}[places],
     )
     run_node(settings, node_id=node_id, folder=Path(folder), server_url=server_url)

@@ -207,7 +207,6 @@ FLAGS = {
     ("server", "server.no_token"): ("--no-token", "--with-token"),
     ("node", "node.no_token"): ("--no-token", "--with-token"),
     ("node", "node.engines_later"): ("--engines-later", "--no-engines-later"),
-    ("node", "node.session_places"): ("--session-places", "--no-session-places"),
 }
 
 

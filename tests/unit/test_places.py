@@ -59,13 +59,14 @@ def test_what_a_page_says_of_the_cache(page: bytes, cache: EngineCache | None) -
 class House:
     """Two backends and the places in them, on a clock that stands."""
 
-    def __init__(self, *sizes: int | None) -> None:
+    def __init__(self, *sizes: int | None, is_eager: bool = True) -> None:
         self.now = 0.0
         self.backends = {f"b{n}": _backend(n) for n in range(len(sizes))}
         self.placement = Placement(self.backends, affinity_slack=0)
         for one in self.backends.values():
             self.placement.offer(one)
-        self.places = Places(Admission(patience_s=5.0), self.backends, self.placement.place, lambda: self.now)
+        policy = Admission(patience_s=5.0, is_eager=is_eager)
+        self.places = Places(policy, self.backends, self.placement.place, lambda: self.now)
         for backend, size in zip(self.backends.values(), sizes, strict=True):
             self.places.read(backend, None if size is None else EngineCache(size))
         self.calls: dict[str, Call] = {}
@@ -101,6 +102,7 @@ class Call:
     async def _call(self) -> None:
         async with self.house.places.turn(self.assignment, self.meter):
             self.in_flight = True
+            self.house.placement.settle(self.assignment)
             await self.answered.wait()
         self.in_flight = False
 
@@ -240,15 +242,16 @@ async def test_new_sessions_go_where_there_is_room_and_return_to_it() -> None:
 
 
 async def test_contexts_that_are_not_found_make_the_cache_smaller_and_then_larger() -> None:
-    house = House(100)
+    house, ids = House(100), token_ids(range(90))
     assert await house.session("s0").begins()
-    await house.session("s0").ends(90)
-    backend, queried, hit = house.backends["b0"], 0, 0
+    await house.session("s0").ends(90, ids)
+    backend, queried, hit = house.backends["b0"], 90, 90
+    house.places.read(backend, EngineCache(100, queried, hit))
     usable: list[float] = []
     for found in [0] * 20 + [90] * 60:
         for _ in range(2):
             assert await house.session("s0").begins()
-            await house.session("s0").ends(90)
+            await house.session("s0").ends(90, ids)
             queried, hit = queried + 90, hit + found
         house.places.read(backend, EngineCache(100, queried, hit))
         view = house.places.view_of(backend)
@@ -257,3 +260,75 @@ async def test_contexts_that_are_not_found_make_the_cache_smaller_and_then_large
         usable.append(view.usable)
     assert min(usable) == usable[19] == 0.5
     assert usable[-1] == 1.0
+
+
+def _whole(name: str, turn: int) -> range | list[int]:
+    """A prompt that begins as the one before it."""
+    return range(40 + turn)
+
+
+def _without_thoughts(name: str, turn: int) -> range | list[int]:
+    """A prompt of a template that leaves earlier thinking out, so that the end of the one before it is not in it."""
+    return [*range(20), *range(1000 * turn, 1000 * turn + 25)]
+
+
+Prompt = Callable[[str, int], "range | list[int]"]
+
+
+async def _over_a_cache(house: House, prompt: Prompt, found: float | None, turns: int = 12) -> None:
+    """Three sessions take turns. found: the part of what prompts share with the ones before them that the engine says
+    it had cached; None: it does not count."""
+    queried = hit = 0
+    for turn in range(turns):
+        for name in ("s0", "s1", "s2"):
+            await house.session(name).begins()
+            await house.session(name).ends(45, token_ids(prompt(name, turn)))
+            queried += 45
+            hit += 0 if turn == 0 else len(prompt(name, turn)) if prompt is _whole else 20
+        counts = () if found is None else (queried, int(hit * found))
+        house.places.read(house.backends["b0"], EngineCache(100, *counts))
+
+
+LEFT_ALONE: dict[str, tuple[Prompt, float | None]] = {
+    "holds all, whatever it says of its size": (_whole, 1.0),
+    "keeps nothing": (_whole, 0.0),
+    "counts nothing": (_whole, None),
+    "is asked for prompts that change behind the first turns": (_without_thoughts, 1.0),
+}
+
+
+@pytest.mark.parametrize("case", LEFT_ALONE)
+async def test_without_eagerness_nobody_waits_for_an_engine_that(case: str) -> None:
+    house = House(100, is_eager=False)
+    await _over_a_cache(house, *LEFT_ALONE[case])
+    for name in ("s0", "s1", "s2", "s3", "s4"):
+        assert await house.session(name).begins()
+    view = house.places.view_of(house.backends["b0"])
+    assert view is not None
+    assert view.num_places == 3  # the new ones' first calls have not ended
+    assert view.usable == 1.0
+
+
+@pytest.mark.parametrize("prompt", [_whole, _without_thoughts])
+async def test_without_eagerness_calls_wait_once_an_engine_has_computed_contexts_again(
+    prompt: Prompt, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    house = House(100, is_eager=False)
+    await _over_a_cache(house, prompt, 0.3)
+    assert [record.message.split()[0] for record in caplog.records] == ["backend.over_subscribed"]
+    went = [await house.session(name).begins() for name in ("s0", "s1", "s2")]
+    assert went.count(False) == 1
+
+
+async def test_without_eagerness_a_session_on_another_engine_is_not_expected_to_be_cached_there() -> None:
+    house = House(100, 100, is_eager=False)
+    one, other = house.backends.values()
+    for turn in range(20):
+        session = house.session("s0")
+        assert await session.begins()
+        house.placement.place(session.assignment, (one, other)[turn % 2])
+        await session.ends(90, token_ids(range(80)))
+        for backend in (one, other):
+            house.places.read(backend, EngineCache(100, 90 * (turn + 1), turn + 1))
+    assert [await house.session(name).begins() for name in ("s0", "s1", "s2")] == [True] * 3

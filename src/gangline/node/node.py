@@ -141,7 +141,7 @@ async def serve(
                 node=socket.gethostname(),
                 capture=settings.capture,
                 affinity_slack=settings.affinity_slack,
-                admission=Admission(max_wait_s=settings.session_places_wait_s) if settings.session_places else None,
+                admission=_admission(settings),
             )
         )
         stack.push_async_callback(backends.close)
@@ -342,6 +342,12 @@ def _open_folder(data_dir: Path, node_id: str) -> Path:
 def _owner_of(folder: Path) -> str:
     """Returns the label of the node's sandboxes, which stays the same over restarts."""
     return f"gl{hashlib.sha256(str(folder).encode()).hexdigest()[:10]}"
+
+
+def _admission(settings: NodeSettings) -> Admission | None:
+    if settings.session_places == "off":
+        return None
+    return Admission(max_wait_s=settings.session_places_wait_s, is_eager=settings.session_places == "on")
 
 
 def _of_roles(engines: Mapping[str, RoleEngines]) -> list[BackendSpec]:

@@ -213,9 +213,10 @@ class NodeSettings(BaseModel):
     """
     affinity_slack: Annotated[int, Field(ge=0)] = 0
     """Sessions of one task share an engine while it has fewer than this many more than the least loaded."""
-    session_places: bool = False
+    session_places: Literal["auto", "on", "off"] = "auto"
     """Sessions whose contexts do not fit the engines' prefix caches together wait before a call, instead of computing
-    their contexts again. For engines that tell the size of their cache: vLLM, and SGLang.
+    their contexts again. For engines that tell the size of their cache: vLLM, and SGLang. auto: once an engine has
+    computed contexts again that its cache should have held.
     """
     session_places_wait_s: Annotated[float, Setting(option="--session-places-wait"), Field(gt=0)] = 600.0
     """Seconds after which a waiting session goes before all others."""

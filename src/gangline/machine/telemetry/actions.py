@@ -165,6 +165,7 @@ ACTIONS: dict[str, str] = {
     "backend.unhealthy": "An engine does not answer its health checks.",
     "backend.draining": "An engine takes no new sessions.",
     "backend.removed": "An engine was removed.",
+    "backend.over_subscribed": "An engine computed contexts again that its cache should hold: sessions wait now.",
     "backend.replaced": "A session moved to another engine.",
     "backend.not_let_go": "The gate of an engine opened by itself, and the engine could not be resumed.",
     "backend.left_out": "An engine was not restored after a restart of the node.",

@@ -75,6 +75,8 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     max_wait_s: float = 600.0
     headroom: float = 0.1
     """Part of a cache that new sessions leave free, for contexts to grow."""
+    is_eager: bool = True
+    """False: nobody waits until an engine has computed contexts again that its cache should have held."""
 
     def decide(self, caches: Iterable[CacheRoom], demands: Iterable[Demand], now: float) -> AdmissionDecision:
         return _Deciding(self, caches, demands, now).decision()

@@ -15,7 +15,7 @@ from gangline.domain.conversation import Message, ModelCall, Text, ToolDefinitio
 from gangline.domain.errors import EngineError, EngineRefused, EngineUnavailable, MessagesRefused
 from gangline.domain.node_views import BackendState, BackendView
 from gangline.domain.template_findings import features, lacks
-from gangline.domain.tokens import TokenIds
+from gangline.domain.tokens import TokenIds, common_prefix_len
 from gangline.models.engines.contract import (
     Engine,
     EngineCapabilities,
@@ -151,15 +151,19 @@ class Assignment:
     is_over: bool = False
     num_tokens: int = 0
     """Length of its last context, prompt and reply; 0 until an engine reported one."""
-    keeps_first: bool = False
-    """Keep the next prompt as `first_ids`."""
-    first_ids: TokenIds | None = None
+    keeps_prompt: bool = False
+    last_prompt: TokenIds | None = None
+    """Of the last call that reported one, where `keeps_prompt`."""
+    num_repeated: int = 0
+    """Tokens that prompts began with as the prompt before them did; whoever counts them sets it back to 0."""
 
     def read(self, prompt_ids: TokenIds | None, num_prompt_tokens: int | None) -> None:
         """Note the prompt of a reply; afterwards count the sampled tokens."""
         self.num_tokens = (num_prompt_tokens or 0) if prompt_ids is None else len(prompt_ids)
-        if self.keeps_first:
-            self.first_ids, self.keeps_first = prompt_ids, False
+        if self.keeps_prompt and prompt_ids is not None:
+            if self.last_prompt is not None:
+                self.num_repeated += common_prefix_len(self.last_prompt, prompt_ids)
+            self.last_prompt = prompt_ids
 
 
 class Backends(Protocol):

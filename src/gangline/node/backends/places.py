@@ -5,23 +5,26 @@ Laws
 - While a healthy backend has not told the size of its cache, or none is healthy, no call waits here.
 - A session that fails over to another backend takes its place along.
 - When contexts are cached less than expected, the caches are taken to be smaller, down to half.
+- With a policy that is not eager no call waits until that has happened once: an engine whose cache holds all sessions,
+  keeps nothing, or counts nothing is left alone, whatever size it tells.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 
-import numpy as np
-
 from gangline.domain.node_views import CacheView, PlacesView
-from gangline.domain.tokens import TokenIds
+from gangline.domain.tokens import TokenIds, common_prefix_len
 from gangline.models.engines.cache import EngineCache
 from gangline.node.backends.admission import Admission, CacheRoom, Demand
 from gangline.node.backends.engine import Assignment, Backend
 from gangline.node.backends.gate import GateMeter
+
+log = logging.getLogger("gangline.backends")
 
 _TICK_S = 1.0
 """Between decisions while a session waits: it may have waited long enough."""
@@ -50,6 +53,8 @@ class _Held:
         self.assignment = assignment
         self.demand = demand
         self.num_calls = 0
+        self.has_kept_place = False
+        """Since its last call: its context should still be cached."""
         self.num_waiting = 0
         self.goes_on = asyncio.Event()
 
@@ -62,7 +67,7 @@ class _CacheRecord:
         self.part = 1.0
         """The part of its size that sessions may fill."""
         self.num_expected = 0
-        """Tokens that sessions with a place have asked for again."""
+        """Tokens that sessions which kept their places have asked for again."""
         self.hit_rate: float | None = None
         self.held = 0.0
         """Tokens of the sessions with a place."""
@@ -71,19 +76,23 @@ class _CacheRecord:
     def capacity(self) -> float:
         return self.cache.num_tokens * self.part
 
-    def read(self, cache: EngineCache) -> None:
+    def read(self, cache: EngineCache) -> bool:
+        """Returns whether it has held less than expected since it was last judged."""
         queried, hit = cache.num_queried - self.cache.num_queried, cache.num_hit - self.cache.num_hit
         if queried < 0:  # the engine was started again
             self.num_expected = 0
         elif queried:
             self.hit_rate = hit / queried
-        if self.num_expected > self.capacity:
-            self.part *= 0.95 if hit < _EXPECTED_HITS * self.num_expected else 1.02
+        holds_less = False
+        if self.num_expected > self.capacity and cache.num_hit:  # else it keeps nothing, or does not count
+            holds_less = hit < _EXPECTED_HITS * self.num_expected
+            self.part *= 0.95 if holds_less else 1.02
             self.part = min(max(self.part, _SMALLEST), 1.0)
             self.num_expected = 0
         elif queried >= 0 and self.num_expected:
-            return  # too few to judge by; counted on
+            return False  # too few to judge by; counted on
         self.cache = cache
+        return holds_less
 
 
 class Places:
@@ -109,9 +118,14 @@ class Places:
         """The length of a first context, and what a later call adds to one."""
         self._timer: asyncio.TimerHandle | None = None
         self._longest_wait_s = 0.0
+        self._are_needed = policy.is_eager
         self._is_closed = False
 
     # -- engines -------------------------------------------------------------------------------------------------
+
+    @property
+    def is_eager(self) -> bool:
+        return self._policy.is_eager
 
     def read(self, backend: Backend, cache: EngineCache | None) -> None:
         """Take in what the backend says of its cache. None: nothing this time."""
@@ -120,18 +134,20 @@ class Places:
             return
         if (record := self._caches.get(backend.backend_id)) is None:
             self._caches[backend.backend_id] = _CacheRecord(cache)
-        else:
-            record.read(cache)
+        elif record.read(cache) and not self._are_needed:
+            self._are_needed = True
+            log.info("backend.over_subscribed backend=%s url=%s", backend.backend_id, backend.url)
 
     def view_of(self, backend: Backend) -> CacheView | None:
         if (record := self._caches.get(backend.backend_id)) is None:
             return None
         there = [one for one in self._sessions.values() if one.demand.backend_id == backend.backend_id]
+        held = record.held if self._are_needed else sum(one.demand.num_tokens for one in there)
         return CacheView(
             num_tokens=record.cache.num_tokens,
             usable=record.part,
-            num_held_tokens=int(record.held),
-            num_places=sum(one.demand.has_place for one in there),
+            num_held_tokens=int(held),
+            num_places=sum(one.demand.has_place or not self._are_needed for one in there),
             hit_rate=record.hit_rate,
         )
 
@@ -157,11 +173,10 @@ class Places:
         if held is None or held.assignment is not assignment:
             demand = Demand(session_id=assignment.session_id, group=assignment.task_id, state="idle", since=0.0)
             held = self._sessions[assignment.session_id] = _Held(assignment, demand)
-            assignment.keeps_first = True
+            assignment.keeps_prompt = True
         if held.num_calls == 0:
-            if self._may_go(held):
-                self._expect(held.demand)
-            else:
+            held.has_kept_place = self._may_go(held)
+            if not held.has_kept_place:
                 await self._wait(held, meter)
         if held.num_calls == 0:
             held.demand.state, held.demand.since = "running", self._clock()
@@ -185,6 +200,8 @@ class Places:
         self._look(held)
 
     def _may_go(self, held: _Held) -> bool:
+        if not self._are_needed:
+            return True
         backend = self._backends.get(held.demand.backend_id or "")
         return held.demand.has_place and backend is not None and backend.state == "healthy" and not held.num_waiting
 
@@ -215,10 +232,6 @@ class Places:
             meter.waits(-1)
             held.num_waiting -= 1
 
-    def _expect(self, demand: Demand) -> None:
-        if (record := self._caches.get(demand.backend_id or "")) is not None:
-            record.num_expected += demand.num_tokens
-
     def _end(self, held: _Held) -> None:
         demand, assignment = held.demand, held.assignment
         if self._sessions.get(demand.session_id) is not held:
@@ -231,11 +244,15 @@ class Places:
             self._growth.add(demand.num_tokens - before)
         demand.growth = self._growth.value
         demand.state, demand.since = "idle", self._clock()
+        repeated, assignment.num_repeated = assignment.num_repeated, 0
+        earlier = demand.backend_id
         if assignment.backend is not None:
             demand.backend_id = assignment.backend.backend_id
         record = self._caches.get(demand.backend_id or "")
         if record is not None and demand.has_place:
             record.held += demand.num_tokens - before
+        if record is not None and held.has_kept_place and demand.backend_id == earlier:
+            record.num_expected += repeated
         self._look(held)
 
     def _look(self, held: _Held) -> None:
@@ -247,14 +264,11 @@ class Places:
 
     def _note_shared(self, held: _Held) -> None:
         """Find how much of its first prompt the group shares."""
-        group = held.demand.group
-        ids, held.assignment.first_ids = held.assignment.first_ids, None
+        group, ids = held.demand.group, held.assignment.last_prompt
         if ids is None:
             return
         first, shared = self._firsts.setdefault(group, (ids, len(ids)))
-        length = min(shared, len(ids))
-        differ = np.flatnonzero(first[:length] != ids[:length])
-        shared = int(differ[0]) if len(differ) else length
+        shared = common_prefix_len(first[:shared], ids)
         self._firsts[group] = first, shared
         for one in self._sessions.values():
             if one.demand.group == group:
@@ -265,7 +279,8 @@ class Places:
     def _rooms(self) -> list[CacheRoom] | None:
         """None: nobody waits."""
         healthy = [one.backend_id for one in self._backends.values() if one.state == "healthy"]
-        if self._is_closed or not healthy or any(one not in self._caches for one in healthy):
+        is_limited = self._are_needed and not self._is_closed
+        if not is_limited or not healthy or any(one not in self._caches for one in healthy):
             return None
         return [CacheRoom(one, self._caches[one].capacity) for one in healthy]
 

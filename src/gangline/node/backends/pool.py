@@ -260,7 +260,7 @@ class BackendPool:
         try:
             capabilities, identity = await self._clients.probe(engine, url, anew=False)
             is_near = label == self._node if label else await asyncio.to_thread(is_on_this_machine, spec.url)
-            cache = None if self._places is None else await self._clients.cache(spec)
+            cache = await self._clients.cache(spec) if self._places is not None and self._places.is_eager else None
             if (known := self._known(url)) is None:
                 for other in self.staying():
                     refuse_difference(url, identity, other.identity, f"as {other.url} has it")

@@ -277,14 +277,9 @@ class Proxy:
             engine = session.engine_of(role_in(match.request))
             return _json(_models(match, route, await engine.capabilities()))
         held = self._in_flight.setdefault(session.session_id, BytesInFlight(self._limits.max_in_flight_bytes))
-        await held.its_turn()
-        with held.body() as taken:
-            try:
-                body = await self._body(request, taken)
-                read = await self._read(session, match, body, "call" if route.kind == "call" else "count", path)
-            except LimitExceeded:
-                held.was_refused()
-                raise
+        async with held.body() as taken:
+            body = await self._body(request, taken)
+            read = await self._read(session, match, body, "call" if route.kind == "call" else "count", path)
             if route.kind == "count":
                 return _json(match.dialect.count_body(len(await session.render(read.call))))
             if route.kind == "tokenize":

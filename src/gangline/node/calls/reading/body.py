@@ -77,17 +77,20 @@ class BytesInFlight:
 
 
 class TakenBytes:
-    """Memory of one body. Bytes added inside its `with` block are released at the end of the block."""
+    """Memory of one body. Its `async with` block begins when the body may be read, and releases it at the end."""
 
     def __init__(self, held: BytesInFlight) -> None:
         self._held = held
         self.num_bytes = 0
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
+        await self._held.its_turn()
         return self
 
-    def __exit__(self, *_raised: object) -> None:
+    async def __aexit__(self, _kind: object, error: object, _traceback: object) -> None:
         self._held.num_bytes -= self.num_bytes
+        if isinstance(error, LimitExceeded):
+            self._held.was_refused()
 
     def add(self, num_bytes: int) -> None:
         """Raises: TooMany."""
