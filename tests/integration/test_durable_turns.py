@@ -12,9 +12,8 @@ import msgspec
 import pytest
 
 from gangline.domain.completion import Completion
-from gangline.domain.errors import InvalidRequest, LeaseLost, ServerUnavailable
+from gangline.domain.errors import LeaseLost, ServerUnavailable
 from gangline.domain.session import KeptTurns, Lease, SessionResult, Turns
-from gangline.domain.task import TaskRequest
 from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.domain.views import TurnsReceipt
 from gangline.node.sessions.attempt import Attempt
@@ -22,11 +21,9 @@ from gangline.node.sessions.reuse.turns import Listener, TurnSender
 from gangline.rows.audit import audit
 from gangline.rows.forks.calls import REPLAYED, RESUME_FILE, RESUMED
 from gangline.server.run import Storage, serving, turn_store
-from gangline.server.service.core import RolloutService
 from gangline.store.journal.entries import Appended, AttemptKey
+from gangline.store.journal.object_turns import ObjectTurns
 from gangline.store.journal.turns import TurnStore
-from gangline.store.results.files import ResultStore
-from gangline.store.sql.tasks import TaskStore
 from gangline.wire.client.server import ServerClient
 from support.node.attempt import lease_of, node_parts
 from support.service.running import NODE_URL, any_plugin, request
@@ -345,15 +342,9 @@ async def test_what_a_crash_left_of_sessions_that_have_ended_is_forgotten_at_the
         assert not folder.exists()
 
 
-async def test_servers_that_share_no_folder_for_records_refuse_such_tasks(tmp_path: Path) -> None:
-    shared = Storage(results_url="s3://bucket/path")
-    assert turn_store(shared, tmp_path, is_shared=True) is None
-    assert turn_store(shared, tmp_path, is_shared=False) is not None
-    assert turn_store(Storage(results_url=str(tmp_path)), tmp_path, is_shared=True) is not None
-    store = TaskStore(tmp_path / "tasks.db")
-    try:
-        service = RolloutService(store, ResultStore(tmp_path / "results"), turns=None, check_task=any_plugin)
-        with pytest.raises(InvalidRequest, match="durable"):
-            await service.submit([TaskRequest.model_validate(request("t", capture={"durable": "turn"}))])
-    finally:
-        store.close()
+def test_records_are_where_all_servers_find_them(tmp_path: Path) -> None:
+    in_a_bucket, here = Storage(results_url=f"memory://{tmp_path}"), Storage()
+    assert isinstance(turn_store(in_a_bucket, tmp_path, is_shared=True), ObjectTurns)
+    assert isinstance(turn_store(in_a_bucket, tmp_path, is_shared=False), TurnStore)
+    assert isinstance(turn_store(Storage(results_url=str(tmp_path)), tmp_path, is_shared=True), TurnStore)
+    assert isinstance(turn_store(here, tmp_path, is_shared=True), TurnStore)

@@ -14,6 +14,7 @@ from gangline.domain.errors import DiskFull
 from gangline.machine.durable import write_new
 from gangline.server.app import create_app
 from gangline.server.service.core import RolloutService
+from gangline.store.journal.turns import TurnStore
 from gangline.store.results.files import ResultStore
 from gangline.store.sql.tasks import TaskStore
 from gangline.wire.client.server import ServerClient
@@ -46,7 +47,12 @@ def store(tmp_path: Path):
 
 @pytest.fixture
 async def client(tmp_path: Path, store: TaskStore, disk: Disk) -> AsyncIterator[ServerClient]:
-    service = RolloutService(store, ResultStore(tmp_path / "results", write=disk.write), check_task=any_plugin)
+    service = RolloutService(
+        store,
+        ResultStore(tmp_path / "results", write=disk.write),
+        turns=TurnStore(tmp_path / "turns"),
+        check_task=any_plugin,
+    )
     await service.start()
     async with (
         TestServer(create_app(service, control_token=None)) as server,

@@ -14,6 +14,7 @@ from gangline.domain.tokens import decode_msgpack, encode_msgpack
 from gangline.server.run import Storage, serving
 from gangline.server.service.core import RolloutService
 from gangline.server.service.housekeeping import Housekeeper
+from gangline.store.journal.turns import TurnStore
 from gangline.store.results.artifacts import ArtifactResults
 from gangline.store.results.files import Results, ResultStore
 from gangline.store.sql.retention import Keep
@@ -89,7 +90,9 @@ def clock() -> Clock:
 @pytest.fixture
 async def service(tmp_path: Path, clock: Clock) -> AsyncIterator[RolloutService]:
     store = TaskStore(tmp_path / "gangline.db", clock=clock)
-    service = RolloutService(store, ResultStore(tmp_path / "results"), check_task=any_plugin)
+    service = RolloutService(
+        store, ResultStore(tmp_path / "results"), turns=TurnStore(tmp_path / "turns"), check_task=any_plugin
+    )
     await service.start()
     yield service
     service.stop()

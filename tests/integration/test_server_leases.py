@@ -12,6 +12,7 @@ import pytest
 from gangline.domain.errors import LeaseLost, StoreError
 from gangline.domain.tokens import encode_msgpack
 from gangline.server.service.core import CALLBACKS, RolloutService, task_topic
+from gangline.store.journal.turns import TurnStore
 from gangline.store.results.files import ResultStore
 from gangline.store.sql.tasks import TaskStore
 from support.service.running import NODE_URL, any_plugin, beat, request, result
@@ -32,7 +33,9 @@ def clock() -> Clock:
 @pytest.fixture
 async def service(tmp_path: Path, clock: Clock) -> AsyncIterator[RolloutService]:
     store = TaskStore(tmp_path / "gangline.db", clock=clock, lease_s=30.0)
-    service = RolloutService(store, ResultStore(tmp_path / "results"), check_task=any_plugin)
+    service = RolloutService(
+        store, ResultStore(tmp_path / "results"), turns=TurnStore(tmp_path / "turns"), check_task=any_plugin
+    )
     await service.start()
     yield service
     service.stop()
@@ -134,7 +137,9 @@ async def test_after_a_pause_of_its_own_the_server_first_lets_nodes_be_heard(ser
 async def test_a_server_that_was_down_for_long_takes_nothing_from_living_nodes(tmp_path: Path, clock: Clock):
     def opened() -> RolloutService:
         store = TaskStore(tmp_path / "gangline.db", clock=clock, lease_s=30.0)
-        return RolloutService(store, ResultStore(tmp_path / "results"), check_task=any_plugin)
+        return RolloutService(
+            store, ResultStore(tmp_path / "results"), turns=TurnStore(tmp_path / "turns"), check_task=any_plugin
+        )
 
     before = opened()
     await before.submit([request(num_samples=1)])
@@ -165,7 +170,14 @@ async def test_after_a_time_without_its_database_the_server_first_lets_nodes_be_
     monotonic = Clock()
     store = Unreachable(tmp_path / "gangline.db", clock=clock, lease_s=30.0)
     results = ResultStore(tmp_path / "results")
-    service = RolloutService(store, results, check_task=any_plugin, sweep_every_s=0.001, monotonic=monotonic)
+    service = RolloutService(
+        store,
+        results,
+        turns=TurnStore(tmp_path / "turns"),
+        check_task=any_plugin,
+        sweep_every_s=0.001,
+        monotonic=monotonic,
+    )
     await service.submit([request(num_samples=1)])
     await lease_one(service)
     store.away = True

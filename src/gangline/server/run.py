@@ -19,6 +19,7 @@ from gangline.server.app import MAX_RESULT_BYTES, MAX_TASK_BYTES, create_app
 from gangline.server.parts import ServerPlace, server_parts
 from gangline.server.service.callbacks import CallbackSender
 from gangline.server.service.core import RolloutService
+from gangline.server.service.durable_turns import TurnRecords
 from gangline.server.service.housekeeping import Housekeeper, follow_forever
 from gangline.server.service.task_watch import TaskWatch
 from gangline.settings import plugins
@@ -199,7 +200,7 @@ async def _background(
         await asyncio.wait(work)
 
 
-def _places(storage: Storage, data_dir: Path, is_shared: bool) -> tuple[Results, TurnStore | None]:
+def _places(storage: Storage, data_dir: Path, is_shared: bool) -> tuple[Results, TurnRecords]:
     return _results(storage, data_dir), turn_store(storage, data_dir, is_shared=is_shared)
 
 
@@ -214,15 +215,17 @@ def _results(storage: Storage, data_dir: Path) -> Results:
     return ArtifactResults(storage.results_url)
 
 
-def turn_store(storage: Storage, data_dir: Path, *, is_shared: bool) -> TurnStore | None:
-    """Next to the results if these are in a folder. Otherwise in the data folder, or None if there are other
-    servers.
-    """
+def turn_store(storage: Storage, data_dir: Path, *, is_shared: bool) -> TurnRecords:
+    """Next to the results if these are in a folder, or if there are other servers; otherwise in the data folder."""
     if storage.results_url is None:
         return TurnStore(results_path(data_dir).with_name("turns"))
     if "://" not in storage.results_url:
         return TurnStore(Path(storage.results_url) / TURNS_FOLDER)
-    return None if is_shared else TurnStore(results_path(data_dir).with_name("turns"))
+    if not is_shared:
+        return TurnStore(results_path(data_dir).with_name("turns"))
+    from gangline.store.journal.object_turns import ObjectTurns  # noqa: PLC0415 - it needs an extra
+
+    return ObjectTurns(f"{storage.results_url.rstrip('/')}/{TURNS_FOLDER}")
 
 
 def _open_store(storage: Storage, data_dir: Path, *, lease_s: float, retry_base_s: float) -> TaskStore:

@@ -12,7 +12,6 @@ from gangline.domain.session import Heartbeat, HeartbeatReply, KeptTurns, Lease,
 from gangline.domain.tokens import decode_msgpack, encode_json, encode_msgpack
 from gangline.domain.views import ResultReceipt, TurnsReceipt
 from gangline.server.service.core import RolloutService
-from gangline.server.service.durable_turns import DurableTurns
 from gangline.wire.http.listening import read_body
 from gangline.wire.http.negotiation import JSON, MSGPACK, answer, answer_large, path_id, prefers_msgpack, read_record
 from gangline.wire.http.query import MAX_WAIT_S, Whole
@@ -86,25 +85,19 @@ class NodeRoutes:
 
     async def keep_turns(self, request: web.Request) -> web.Response:
         data = await read_body(request, self._max_result_bytes)
-        lost = await self._turns.keep(path_id(request, "node_id"), decode_msgpack(data, list[Turns]))
+        lost = await self._service.turns.keep(path_id(request, "node_id"), decode_msgpack(data, list[Turns]))
         return answer(request, TurnsReceipt(lost=tuple(lost)))
 
     async def kept_turns(self, request: web.Request) -> web.Response:
-        kept = await self._turns.latest(path_id(request, "session_id"), _FENCE.read(request))
+        kept = await self._service.turns.latest(path_id(request, "session_id"), _FENCE.read(request))
         if prefers_msgpack(request):
             return await answer_large(request, MSGPACK, lambda: encode_msgpack(kept))
         return await answer_large(request, JSON, lambda: encode_json(kept))
 
     async def begin_anew(self, request: web.Request) -> web.Response:
         body = await read_record(request, ReleaseRequest)
-        await self._turns.begin_anew(path_id(request, "node_id"), body.session_id, body.fence)
+        await self._service.turns.begin_anew(path_id(request, "node_id"), body.session_id, body.fence)
         return answer(request, {})
-
-    @property
-    def _turns(self) -> DurableTurns:
-        if self._service.turns is None:
-            raise InvalidRequest("this server keeps no records of turns: see capture.durable.")
-        return self._service.turns
 
     async def report(self, request: web.Request) -> web.Response:
         data = await read_body(request, self._max_result_bytes)

@@ -34,12 +34,11 @@ from gangline.domain.views import (
     TaskView,
 )
 from gangline.machine.telemetry.logs import FIELDS
-from gangline.server.service.durable_turns import DurableTurns, no_place
+from gangline.server.service.durable_turns import DurableTurns, TurnRecords
 from gangline.server.service.metrics import ServerMetrics
 from gangline.server.service.notifier import LeaseTurns, Notifier
 from gangline.settings import plugins
 from gangline.settings.machine import read_secret
-from gangline.store.journal.turns import TurnStore
 from gangline.store.results.files import Reports, Results
 from gangline.store.sql.moving import CALLBACK
 from gangline.store.sql.reader import result_of
@@ -150,9 +149,9 @@ def task_topic(task_id: str) -> str:
 class RolloutService:
     """The operations of the server. `stop` is idempotent and wakes every long poll.
 
-    store: the service takes over its `on_events`. turns: store of turn records that survive their node; if None, tasks
-    that require it are refused. check_task: raises UnknownPlugin or InvalidRequest for a task that no node could run.
-    sweep_every_s: interval of reclaiming expired leases.
+    store: the service takes over its `on_events`. turns: store of turn records that survive their node. check_task:
+    raises UnknownPlugin or InvalidRequest for a task that no node could run. sweep_every_s: interval of reclaiming
+    expired leases.
     """
 
     def __init__(
@@ -160,7 +159,7 @@ class RolloutService:
         store: TaskStore,
         results: Results,
         *,
-        turns: TurnStore | None = None,
+        turns: TurnRecords,
         check_task: Callable[[TaskRequest], None] = plugins.check_task,
         sweep_every_s: float = 2.0,
         monotonic: Callable[[], float] = time.monotonic,
@@ -172,7 +171,7 @@ class RolloutService:
         self.watchers: list[Callable[[Sequence[Event]], None]] = [self.metrics.saw]
         """Each is called on the event loop with our own durable events, once."""
         on_stored: list[Callable[[SessionResult], None]] = []
-        self.turns = None if turns is None else DurableTurns(store, turns, self.watchers, on_stored)
+        self.turns = DurableTurns(store, turns, self.watchers, on_stored)
         self.stopping = False
         self._lease_turns = LeaseTurns()
         self._heartbeats = HeartbeatRate(monotonic)
@@ -192,8 +191,7 @@ class RolloutService:
 
         self.store.announce_to(on_events)
         await asyncio.to_thread(self.results.prepare)
-        if self.turns is not None:
-            await self.turns.tidy()
+        await self.turns.tidy()
         held = await self.store.run(self.store.grant_grace)
         log.info("server.started database=%s leases_extended=%d", self.store.database.url.get_backend_name(), held)
 
@@ -235,8 +233,6 @@ class RolloutService:
         return await _warned(self.store, requests, await self.store.run(self.store.submit, requests))
 
     def _check(self, request: TaskRequest) -> None:
-        if request.capture.durable == "turn" and self.turns is None:
-            raise no_place()
         self._check_task(request)
         if request.callback_secret is not None:
             read_secret(request.callback_secret)

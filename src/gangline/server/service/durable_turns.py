@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from gangline.domain.errors import InvalidRequest, LeaseLost, StoreError
+from gangline.domain.errors import LeaseLost, StoreError
 from gangline.domain.session import KeptTurns, SessionResult, Turns
 from gangline.domain.views import Event
-from gangline.store.journal.turns import TurnStore
 from gangline.store.sql.tasks import TaskStore
 
 NODE_RESTARTED = "node_restarted"
@@ -22,12 +22,25 @@ _FORGET_AFTER_S = 0.25
 log = logging.getLogger("gangline.server")
 
 
-def no_place() -> InvalidRequest:
-    """The error for a task that requires durable turns if servers share no folder."""
-    return InvalidRequest(
-        "capture.durable `turn` needs results in a folder: servers share this database, and a results URL has no place "
-        "for records that are still written. Start the servers with a folder for results."
-    )
+class TurnRecords(Protocol):
+    """Where the records are kept: `TurnStore` in a folder, `ObjectTurns` at a URL. Methods block and raise StoreError,
+    DiskFull if there is no space, and InvalidRequest if an id is invalid."""
+
+    def append(self, turns: Turns) -> None:
+        """Durable on return. The same calls may arrive again if their node missed the confirmation."""
+        ...
+
+    def latest(self, session_id: str, before: int) -> KeptTurns:
+        """Records with the most calls, or the latest of these, among leases with a fence below `before`."""
+        ...
+
+    def forget(self, session_id: str) -> None:
+        """Idempotent."""
+        ...
+
+    def sessions(self) -> list[str]:
+        """Ids of the sessions with records."""
+        ...
 
 
 class DurableTurns:
@@ -39,7 +52,7 @@ class DurableTurns:
     def __init__(
         self,
         store: TaskStore,
-        kept: TurnStore,
+        kept: TurnRecords,
         watchers: list[Callable[[Sequence[Event]], None]],
         on_stored: list[Callable[[SessionResult], None]],
     ) -> None:

@@ -30,13 +30,13 @@ _SUFFIX = ".turns"
 
 
 class TurnStore:
-    """One folder. Several servers may share it, because only one at a time receives a lease's records."""
+    """One folder; see `TurnRecords` of the server. Several servers may share it, because only one at a time receives a
+    lease's records."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def append(self, turns: Turns) -> None:
-        """Durable on return. The same calls may arrive again if their node missed the confirmation."""
         path = self._path(turns.session_id, turns.fence)
         frame = Unframed(turns.first, turns.fence & 0xFFFFFFFF, encode_msgpack(turns.calls))
         try:
@@ -50,7 +50,6 @@ class TurnStore:
             raise _explained(error) from error
 
     def latest(self, session_id: str, before: int) -> KeptTurns:
-        """Records with the most calls, or the latest of these, among leases with a fence below `before`."""
         found = [self._read(path) for path in self._files(session_id) if int(path.stem) < before]
         return max(found, key=lambda one: (len(one.completions), one.fence), default=KeptTurns())
 
@@ -63,7 +62,6 @@ class TurnStore:
             raise _explained(error) from error
 
     def sessions(self) -> list[str]:
-        """Ids of the sessions with records."""
         return sorted(path.name for path in self._folder.iterdir()) if self._folder.is_dir() else []
 
     def _files(self, session_id: str) -> Iterable[Path]:
