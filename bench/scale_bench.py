@@ -5,6 +5,7 @@
 - `service.servers_1_to_4`: the same rate with four servers on one database over that with one; a tenth of the
   sessions. The machine's processors bound it: nodes, servers and database share them, so the note has the processor
   time of each for a session.
+- `service.two_servers_ratio`: what two servers, each with a core, would do over what one does, by that time.
 
 `make scale` runs it; NODES and SESSIONS choose other numbers. Sessions only wait: agents, engines and sandboxes are
 elsewhere.
@@ -181,6 +182,11 @@ async def measure() -> Figures:
             "value": round(rounds[-1].rate / rounds[0].rate, 2),
             "unit": "ratio",
             "note": f"servers on one PostgreSQL, all on {os.cpu_count()} cores with the nodes: {told}",
+        },
+        "service.two_servers_ratio": {
+            "value": round(2 * rounds[0].server_ms / rounds[1].server_ms, 2),
+            "unit": "ratio",
+            "note": f"of sessions in a second of every server's core, two servers over one: {told}",
         },
     }
 
