@@ -1,7 +1,7 @@
 """Small repositories with a fault, an issue that describes it, and tests that the agent does not see.
 
 A row has SWE-Gym's columns, and `files` instead of an image: the repository is created from them in the sandbox. Its
-tests run under `unittest`, which every Python has.
+tests run under `unittest`, which every Python has. The faults are in `swe_faults.toml`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ from __future__ import annotations
 import difflib
 import random
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from gangline.tasks.presets.samples.sample import Sample, take_turns
-from gangline.tasks.presets.samples.swe_faults import FAULTS, Fault
 
 _HIDDEN = "tests/test_hidden.py"
 _SETUP = '''"""Hidden tests."""
@@ -27,8 +30,35 @@ class HiddenTest(unittest.TestCase):
 _README = "# {package}\n\n{purpose}\n\nRun the tests with `python3 -m unittest`.\n"
 
 
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """A fault in a module with a single purpose."""
+
+    module: str
+    purpose: str
+    names: str
+    """Imported by the tests."""
+    source: str
+    """The module without the fault."""
+    repair: str
+    """The part of `source` that the fault replaces."""
+    fault: str
+    wrong: str
+    """A repair that looks right but leaves a test failing."""
+    issue: str
+    """`PACKAGE` stands for the package's name."""
+    fails: dict[str, str]
+    """Name -> statement of a test that fails before the repair."""
+    passes: dict[str, str]
+
+
+@cache
+def _faults() -> list[Fault]:
+    text = Path(__file__).with_name("swe_faults.toml").read_bytes()
+    return msgspec.toml.decode(text, type=dict[str, list[Fault]])["faults"]
+
+
 def swe_samples(number: int, seed: int) -> list[Sample]:
-    return take_turns([_Kind(fault) for fault in FAULTS], number, seed)
+    return take_turns([_Kind(fault) for fault in _faults()], number, seed)
 
 
 @dataclass(frozen=True)
