@@ -5,65 +5,15 @@ Source: `openenv` 0.10.0 (`core/env_server/mcp_types.py`, `types.py`, `http_serv
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 from gangline import __version__
 from gangline.interop.openenv.episode import Seen, Tool
 
-_METADATA: dict[str, Any] = {"type": "object", "additionalProperties": True, "default": {}}
-
-ACTION: dict[str, Any] = {
-    "title": "Action",
-    "oneOf": [
-        {
-            "title": "CallToolAction",
-            "type": "object",
-            "additionalProperties": False,
-            "required": ["type", "tool_name"],
-            "properties": {
-                "type": {"const": "call_tool"},
-                "tool_name": {"type": "string", "description": "One of the tools; `submit` ends the episode."},
-                "arguments": {"type": "object", "default": {}},
-                "metadata": _METADATA,
-            },
-        },
-        {
-            "title": "ListToolsAction",
-            "type": "object",
-            "additionalProperties": False,
-            "required": ["type"],
-            "properties": {"type": {"const": "list_tools"}, "metadata": _METADATA},
-        },
-    ],
-}
-
-OBSERVATION: dict[str, Any] = {
-    "title": "Observation",
-    "type": "object",
-    "properties": {
-        "text": {"type": "string", "description": "After reset: the task's instruction."},
-        "tool_name": {"type": "string", "description": "After a call: the tool."},
-        "result": {"type": "string", "description": "After a call: its result."},
-        "tools": {"type": "array", "items": {"type": "object"}, "description": "After reset and list_tools."},
-        "done": {"type": "boolean", "default": False},
-        "reward": {
-            "type": ["number", "null"],
-            "default": None,
-            "description": "At the end of the episode; null before, and where the task could not be graded.",
-        },
-        "metadata": _METADATA,
-    },
-}
-
-STATE: dict[str, Any] = {
-    "title": "State",
-    "type": "object",
-    "properties": {
-        "episode_id": {"type": ["string", "null"], "default": None},
-        "step_count": {"type": "integer", "minimum": 0, "default": 0},
-        "task": {"type": ["string", "null"], "default": None},
-    },
-}
+_SCHEMAS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("schemas.json").read_text())
+ACTION, OBSERVATION, STATE = _SCHEMAS["action"], _SCHEMAS["observation"], _SCHEMAS["state"]
 
 
 def observation(seen: Seen, **fields: Any) -> dict[str, Any]:

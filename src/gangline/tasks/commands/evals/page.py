@@ -1,6 +1,6 @@
 """A report, or a comparison of two, as one HTML file that can be sent: tasks are sorted, filtered, lead to sessions.
 
-It loads nothing. All text of tasks is escaped, and the only script that may run is the one below.
+It loads nothing. All text of tasks is escaped, and the only script that may run is `page.js`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -19,52 +20,12 @@ if TYPE_CHECKING:
     from gangline.tasks.evals.comparison import EvaluationComparison, TaskChange
     from gangline.tasks.evals.report import Report, Sample, TaskLine
 
-_STYLE = """
-:root { color-scheme: light dark; --faint: light-dark(#6a6f76, #9aa0a8); }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 80rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; display: block; overflow-x: auto; }
-td, th { text-align: left; padding: .2rem .8rem .2rem 0; vertical-align: top; white-space: nowrap; }
-td.words { white-space: normal; min-width: 12rem; } .number { text-align: right; }
-#tasks tr { border-top: 1px solid light-dark(#dde, #334); }
-th button { all: unset; cursor: pointer; font-weight: bold; }
-th button:focus-visible { outline: 2px solid; } .faint { color: var(--faint); }
-.reward { display: inline-block; min-width: 2rem; text-align: center; border-radius: .3rem; padding: 0 .3rem;
-  margin: 0 .2rem .2rem 0; color: #1b1f24; text-decoration: none; background: #f3e3ad; }
-.all { background: #b9e5c5; } .none { background: #f4c2c7; } .uncounted { background: #d5d8dd; }
-code { font-size: .9em; } ul { margin: .2rem 0; padding-left: 1rem; }
-input[type=search] { font: inherit; width: 20rem; }
-"""
-_SCRIPT = """
-const body = document.querySelector("#tasks tbody"), rows = [...body.rows];
-const words = document.querySelector("#words"), open = document.querySelector("#open");
-function show() {
-  const wanted = words.value.toLowerCase().split(/\\s+/);
-  for (const row of rows) {
-    const text = row.textContent.toLowerCase();
-    row.hidden = !wanted.every((word) => text.includes(word)) || (open.checked && row.dataset.passed === "1");
-  }
-  document.querySelector("#shown").textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} tasks`;
-}
-words.oninput = open.onchange = show;
-const value = (row, at) => row.cells[at].dataset.value ?? row.cells[at].textContent;
-const order = (a, b) => (isNaN(a) || isNaN(b) ? a.localeCompare(b) : a - b);
-document.querySelectorAll("#tasks th").forEach((head, at) => {
-  head.firstChild.onclick = () => {
-    const way = head.ariaSort === "ascending" ? -1 : 1;
-    document.querySelectorAll("#tasks th").forEach((one) => one.removeAttribute("aria-sort"));
-    head.ariaSort = way > 0 ? "ascending" : "descending";
-    rows.sort((a, b) => way * order(value(a, at), value(b, at)));
-    body.append(...rows);
-  };
-});
-show();
-"""
+_STYLE = Path(__file__).with_name("page.css").read_text()
+_SCRIPT = Path(__file__).with_name("page.js").read_text()
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; "
     f"script-src 'sha256-{base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()}'"
 )
-
-
 _LINKS = "Sessions are links to {}, for a browser that is signed in there."
 
 
