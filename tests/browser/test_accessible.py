@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 from playwright.async_api import expect
 
-from gangline.tasks.evals.stored import StoredReports
+from gangline.tasks.evals.routes import StoredReports
 from support.evals.reports import report_of_rewards
 from support.page.browser import Visit
 from support.requirements import need

@@ -17,7 +17,7 @@ from gangline.models.engines.contract import EngineDelta, EngineReply, EngineReq
 from gangline.models.engines.replies import WireMessage, decode, message_of
 from gangline.models.engines.text.parsed import ParsedEngine
 from gangline.models.engines.vllm.calls import CallsOfChoices
-from gangline.models.engines.vllm.stream import decode_events, engine_deltas
+from gangline.models.engines.vllm.engine import decode_events, engine_deltas
 from gangline.models.engines.vllm.wire import WireReply
 from gangline.models.language.parsing.parser import Parsers
 from support.engines.engine import TemplateEngine

@@ -14,7 +14,7 @@ import pytest
 from gangline.domain.errors import Failure, InvalidGroup
 from gangline.domain.session import SessionResult
 from gangline.interop.polar.records import polar_result
-from gangline.interop.prorl.jobs import job_result
+from gangline.interop.prorl.routes import job_result
 from gangline.node.sessions.attempt import Attempt
 from gangline.serving.scripted.server import scripted_server
 from gangline.train.collecting.groups import judge_group, why_invalid

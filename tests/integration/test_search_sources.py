@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from gangline.agents.tools.calls import observe
 from gangline.agents.tools.contract import Observation, ToolContext, ToolFailed
 from gangline.agents.tools.search import web as web_module
-from gangline.agents.tools.search.index import Index, index_file
-from gangline.agents.tools.search.local import LocalProvider
+from gangline.agents.tools.search.local import Index, LocalProvider, index_file
 from gangline.agents.tools.search.provider import Hit
 from gangline.agents.tools.search.web import WebProvider
 from gangline.domain.errors import ToolUnavailable
@@ -117,7 +116,7 @@ BUILD = """
 import sys
 from pathlib import Path
 from gangline.domain.search_source import SearchSource
-from gangline.agents.tools.search.index import index_file
+from gangline.agents.tools.search.local import index_file
 print(index_file(SearchSource(kind="local", path=sys.argv[1]), Path(sys.argv[2])).name)
 """
 

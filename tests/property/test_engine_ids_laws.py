@@ -21,7 +21,7 @@ from gangline.models.engines.replies import SentIds, decode, ids_from_json
 from gangline.models.engines.sglang.wire import SglangReply
 from gangline.models.engines.sglang.wire import engine_reply as sglang_reply
 from gangline.models.engines.vllm.calls import CallsOfChoices
-from gangline.models.engines.vllm.stream import decode_events, engine_deltas
+from gangline.models.engines.vllm.engine import decode_events, engine_deltas
 from gangline.models.engines.vllm.wire import WireReply, decode_reply, engine_reply
 from gangline.node.capture.capture import Prompt, completion_of
 from gangline.node.capture.placing import Place, history_of_key

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.domain.errors import InvalidRequest, OutOfTasks
-from gangline.train.collecting.sampling.choosing import UNSEEN, Chooser, DifficultyPools, Stages, chooser_of
 from gangline.train.collecting.sampling.history import Measurement, SamplingHistory
-from gangline.train.collecting.sampling.sampler import TaskSampler
+from gangline.train.collecting.sampling.sampler import UNSEEN, Chooser, DifficultyPools, Stages, TaskSampler, chooser_of
 from gangline.train.collecting.sampling.settings import DifficultyPoolSettings, StageSettings
 
 TASKS: list[dict[str, Any]] = [{"metadata": {"level": level}} for level in ["a", "b", "a", "c", "b", "a", "c"]]

@@ -14,7 +14,7 @@ from gangline.domain.errors import EngineMalformed, EngineUnavailable
 from gangline.domain.reply import ReplyDelta
 from gangline.models.engines.contract import EngineDelta, EngineReply, ReplyAccumulator
 from gangline.models.engines.vllm.calls import CallsOfChoices
-from gangline.models.engines.vllm.stream import decode_events, engine_deltas
+from gangline.models.engines.vllm.engine import decode_events, engine_deltas
 from gangline.models.engines.vllm.wire import ShownReply, WireReply
 from gangline.wire.http.event_stream import SseEvents
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from gangline.domain.conversation import Image, Message, Text, Thinking, ToolCall, ToolResult
 from gangline.domain.errors import HarnessError, InvalidRequest
 from gangline.domain.task import TaskRequest
-from gangline.interop.agent_api.app import read_task
-from gangline.interop.agent_api.response import response_of
+from gangline.interop.agent_api.app import read_task, response_of
 from gangline.rows.builders.prefix_merging import PrefixMergingBuilder, PrefixMergingConfig
 from gangline.rows.shared_prefixes import with_whole_prompts
 from gangline.tasks.check_rows.call_forms import nemo_gym_entries

@@ -11,8 +11,8 @@ import pytest
 
 from gangline.domain.errors import GanglineError, InvalidRequest, NotFound, ServerUnavailable
 from gangline.tasks.evals.report import Report
+from gangline.tasks.evals.routes import StoredReports
 from gangline.tasks.evals.sending import report_sent
-from gangline.tasks.evals.stored import StoredReports
 from support.evals.reports import report_of_rewards
 
 

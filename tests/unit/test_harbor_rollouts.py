@@ -13,9 +13,9 @@ from gangline.domain.lifecycle import Outcome
 from gangline.domain.session import Lease, SessionResult
 from gangline.domain.task import BuilderSpec
 from gangline.interop.harbor.relay.api import HarborRollout, refusal
+from gangline.interop.harbor.relay.delivery import reward_of, session_result
 from gangline.interop.harbor.relay.groups import affinity_of, alike, ended_groups, task_id_of
 from gangline.interop.harbor.relay.protocol import AnswerPiece, Cancelled, RelayedCall, decoded, encoded
-from gangline.interop.harbor.relay.results import reward_of, session_result
 
 PUBLISHED = {
     "created_at": "2026-11-30T08:00:00Z",

@@ -6,8 +6,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 
 import pytest
 
-from gangline.domain.network import NetworkRule, may_dial
-from gangline.domain.public_addresses import is_public
+from gangline.domain.network import NetworkRule, is_public, may_dial
 
 # Address block, and "Globally Reachable" as published; N/A is not reachable by itself.
 V4_ROWS = {

@@ -20,9 +20,8 @@ from gangline.domain.trajectory import Trace
 from gangline.domain.views import Submitted
 from gangline.train.collecting.admission import StalenessSettings
 from gangline.train.collecting.groups import Group
-from gangline.train.collecting.sampling.choosing import DifficultyPools
 from gangline.train.collecting.sampling.history import SamplingHistory
-from gangline.train.collecting.sampling.sampler import TaskSampler
+from gangline.train.collecting.sampling.sampler import DifficultyPools, TaskSampler
 from gangline.train.collecting.sampling.settings import DifficultyPoolSettings
 from gangline.train.collecting.schedule import ScheduleSettings
 from gangline.train.collecting.selection import Selection

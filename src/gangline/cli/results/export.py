@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gangline.cli.results.choosing import Choice
 from gangline.cli.results.export_options import (
     BuilderOption,
+    Choice,
     FileNameOption,
     FormatOption,
     HeldOut,
@@ -204,7 +204,7 @@ def _write(
 ) -> tuple[Path, str, int]:
     """The file or folder, and the number and name of the items in it."""
     if row_format is RowFormat.messages:
-        from gangline.rows.conversations.lines import write_messages
+        from gangline.rows.conversations.chat import write_messages
 
         path = out / f"{name}.messages.jsonl"
         return path, "conversations", write_messages(results, path)

@@ -159,9 +159,8 @@ def stream_of(
 
 def _sampler(folder: Path, experiment: Experiment, tasks: Sequence[Mapping[str, Any]]) -> TaskSampler | None:
     """Raises: InvalidRequest."""
-    from gangline.train.collecting.sampling.choosing import chooser_of
     from gangline.train.collecting.sampling.history import SamplingHistory
-    from gangline.train.collecting.sampling.sampler import TaskSampler
+    from gangline.train.collecting.sampling.sampler import TaskSampler, chooser_of
 
     data = experiment.data
     if data.sampler is None:

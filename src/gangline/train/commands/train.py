@@ -298,7 +298,7 @@ def _outcome(ran: Ran) -> str:
 def _read(spec: Path) -> tuple[Experiment, list[dict[str, Any]], list[dict[str, Any]]]:
     """Tasks and held-out tasks. Raises: InvalidRequest, UnknownPlugin, with all problems of settings and tasks."""
     from gangline.domain.mistakes import Problems
-    from gangline.train.collecting.sampling.choosing import chooser_of
+    from gangline.train.collecting.sampling.sampler import chooser_of
     from gangline.train.run.experiment import examine_experiment, task_files
 
     problems = Problems(str(spec))

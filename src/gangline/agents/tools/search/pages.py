@@ -16,8 +16,7 @@ from yarl import URL
 
 from gangline.agents.tools.contract import ToolFailed
 from gangline.agents.tools.search.provider import Page
-from gangline.domain.network import USUAL_PORTS, normal_host
-from gangline.domain.public_addresses import is_public
+from gangline.domain.network import USUAL_PORTS, is_public, normal_host
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 

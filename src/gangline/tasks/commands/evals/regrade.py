@@ -11,8 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from gangline.cli.options.evaluator import EvaluatorOption, checked_evaluator, given_evaluator
-from gangline.cli.results.choosing import Choice
-from gangline.cli.results.export_options import LeastRewardOption, OfOutcomeOption, WhereTaskOption
+from gangline.cli.results.export_options import Choice, LeastRewardOption, OfOutcomeOption, WhereTaskOption
 from gangline.cli.results.records import find_results_of, open_records, regrades_file
 from gangline.cli.service.through import with_running
 from gangline.cli.tasks.files import read_tasks

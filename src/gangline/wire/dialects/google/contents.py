@@ -5,6 +5,8 @@ Laws
   keep one per streamed chunk).
 - Each `functionResponse` is a tool message; other parts of its content keep their position.
 - A `thoughtSignature` on a text or a call belongs to the thought before it, or to an empty thought.
+
+`thoughtSignature`: the opaque field of a part that clients echo. Ours identifies the record of the part.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import binascii
 
 from gangline.domain.conversation import Document, Image, Message, Part, Text, Thinking, ToolCall, ToolResult
 from gangline.wire.dialects.google.fields import Fields, invalid
-from gangline.wire.dialects.google.signature import normal_signature
 from gangline.wire.dialects.google.tools import ToolCalls
 
 _DATA = ("text", "inlineData", "fileData", "functionCall", "functionResponse")
@@ -190,3 +191,26 @@ def _sign(parts: list[Part], signature: str) -> None:
                 return
             break
     parts.append(Thinking("", signature))
+
+
+# Sent by Gemini CLI and others if they have lost, or never had, a signature.
+_SKIP = "skip_thought_signature_validator"
+_MADE_BY_CLIENTS = frozenset({_SKIP, base64.b64encode(_SKIP.encode()).decode(), "context_engineering_is_the_way_to_go"})
+
+_URL_SAFE = str.maketrans("-_", "+/")
+
+
+def reply_signature(reply_id: str) -> str:
+    return base64.b64encode(f"gangline:{reply_id}".encode()).decode()
+
+
+def normal_signature(signature: str | None) -> str | None:
+    """The signature as it was sent: the Python SDK echoes bytes in the URL-safe alphabet. None: not from a model."""
+    if not signature or signature in _MADE_BY_CLIENTS:
+        return None
+    standard = signature.translate(_URL_SAFE)
+    try:
+        base64.b64decode(standard, validate=True)
+    except (binascii.Error, ValueError):
+        return signature
+    return standard

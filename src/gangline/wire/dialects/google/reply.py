@@ -22,8 +22,8 @@ import msgspec
 from gangline.domain.conversation import Message, ModelCall, Text, Thinking, ToolCall, Usage
 from gangline.domain.errors import GanglineError
 from gangline.domain.reply import Reply, ReplyChoice, ReplyDelta, TokenLogprob
+from gangline.wire.dialects.google.contents import reply_signature
 from gangline.wire.dialects.google.errors import google_error
-from gangline.wire.dialects.google.signature import reply_signature
 from gangline.wire.dialects.google.tools import MALFORMED_ARGUMENTS
 
 # Engines have further reasons; `abort` means that the reply was cut short.
