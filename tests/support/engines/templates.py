@@ -79,12 +79,12 @@ class TemplateEngine:
     ) -> TokenIds:
         self.num_asked += 1
         await asyncio.sleep(0)
-        return self._text._render(messages, tools, template_kwargs, add_generation_prompt)  # pyright: ignore[reportPrivateUsage]
+        return self._text.rendered(messages, tools, template_kwargs, add_generation_prompt)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         self.num_asked += 1
-        return await self._text.decode(ids)
+        return await self._text.detokenize(ids)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> str:
         """Raises: EngineRefused."""
-        return "".join(map(chr, self._text._render(messages, tools, None, True).tolist()))  # pyright: ignore[reportPrivateUsage]
+        return "".join(map(chr, self._text.rendered(messages, tools).tolist()))

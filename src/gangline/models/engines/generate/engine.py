@@ -206,7 +206,7 @@ class GenerateEngine(EngineClient):
             )
         ids = request.prompt_ids
         if ids is None:
-            ids = await self._text.render(call.messages, call.tools, call.template_kwargs, True)
+            ids = await self._text.render(call.messages, call.tools, call.template_kwargs)
         wanted, limit = call.sampling.max_tokens or 1, self._max_context or 0
         if len(ids) + wanted > limit:
             raise ContextOverflow(
@@ -255,7 +255,7 @@ class GenerateEngine(EngineClient):
         return await self._text.render(messages, tools, template_kwargs, add_generation_prompt)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
-        return await self._text.decode([int(token) for token in ids])
+        return await self._text.detokenize([int(token) for token in ids])
 
 
 def _summed(usages: Sequence[Usage | None]) -> Usage | None:
@@ -284,7 +284,7 @@ async def probe_route(
     Raises: EngineIncapable, naming the missing capability; EngineUnavailable.
     """
     card = await _card(calls.http, model)
-    prompt_ids = await text.render(_PROBED, (), None, True)
+    prompt_ids = await text.render(_PROBED)
     await _check_tokenizer(calls.http, text, card.id, prompt_ids)
     ask = _ask(card.id, prompt_ids)
     route, sampled = await _sampled(calls, routes, ask)
@@ -336,7 +336,7 @@ async def _check_tokenizer(http: EngineHttp, text: TextSide, model: str, prompt_
         answer = decode(await http.post("/detokenize", body), dict[str, Any], http.url)
     except EngineError:
         return
-    theirs, ours = answer.get("prompt", answer.get("text")), await text.decode(prompt_ids.tolist())
+    theirs, ours = answer.get("prompt", answer.get("text")), await text.detokenize(prompt_ids.tolist())
     if isinstance(theirs, str) and theirs != ours:
         raise EngineIncapable(
             f"engine {http.url} has another tokenizer than the one given: it reads {theirs[:80]!r} where this one "

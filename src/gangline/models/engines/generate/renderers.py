@@ -6,7 +6,6 @@ stream delivers a reply at its end. Only `chat_template_kwargs` known to the fam
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,15 +15,13 @@ from renderers import RendererConfig, create_renderer  # pyright: ignore[reportU
 from transformers import PreTrainedTokenizerFast
 
 from gangline.domain.completion import ParseStatus
-from gangline.domain.conversation import Message, ModelCall, ToolDefinition
+from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import EngineRefused, InvalidRequest
 from gangline.domain.reply import ReplyDelta, ToolCallDelta
-from gangline.domain.tokens import TokenIds, token_ids
-from gangline.models.engines.fields import messages_fields
+from gangline.domain.tokens import TokenIds
 from gangline.models.engines.generate.engine import GenerateEngine, RouteName
-from gangline.models.engines.generate.text import Read, ReplyReader
+from gangline.models.engines.generate.text import LocalText, Read, ReplyReader
 from gangline.models.engines.http import EngineHttp
-from gangline.models.language.messages import template_messages
 from gangline.models.language.models import resolve_tokenizer
 from gangline.models.language.text import IncrementalText, StopStrings
 from gangline.models.language.tokenizer import HfChatTokenizer
@@ -64,10 +61,9 @@ def renderers_engine(
     return GenerateEngine(http, text, route=route, model=model, max_context=max_context)
 
 
-class RenderersText:
+class RenderersText(LocalText):
     """Implements `TextSide`."""
 
-    stops_here = True
     reads_calls: bool | None = None
 
     def __init__(self, core: Any, config: Mapping[str, Any]) -> None:
@@ -77,17 +73,15 @@ class RenderersText:
 
         Raises: InvalidRequest.
         """
+        super().__init__(HfChatTokenizer(core))
         self._core = core
         self._config = dict(config)
         self._made: dict[bytes, Any] = {}
         """Template arguments -> their renderer."""
-        self._rendering = asyncio.Lock()
         try:
             self._plain = self._renderer(None)
         except EngineRefused as refused:
             raise InvalidRequest(refused.message) from refused
-        self.tokenizer = HfChatTokenizer(core)
-        self.num_ids = self.tokenizer.num_ids
         self.stop_ids: tuple[int, ...] = tuple(self._plain.get_stop_token_ids())
 
     def _renderer(self, template_kwargs: dict[str, Any] | None) -> Any:
@@ -102,37 +96,18 @@ class RenderersText:
                 raise EngineRefused(f"renderers cannot make {name!r} with {key.decode()}: {why}", status=400) from error
         return self._made[key]
 
-    async def render(
+    def _ids(
         self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolDefinition],
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
         template_kwargs: dict[str, Any] | None,
         add_generation_prompt: bool,
-    ) -> TokenIds:
-        # A long conversation takes tens of milliseconds, and a tokenizer may not be used by two threads.
-        async with self._rendering:
-            return await asyncio.to_thread(self._render, messages, tools, template_kwargs, add_generation_prompt)
-
-    def _render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolDefinition],
-        template_kwargs: dict[str, Any] | None,
-        add_generation_prompt: bool,
-    ) -> TokenIds:
+    ) -> Sequence[int]:
         renderer = self._renderer(template_kwargs)
-        offered = [tool_fields(tool) for tool in tools] or None
         try:
-            shaped = template_messages(messages_fields(messages))
-            return token_ids(renderer.render_ids(shaped, tools=offered, add_generation_prompt=add_generation_prompt))
+            return renderer.render_ids(messages, tools=tools, add_generation_prompt=add_generation_prompt)
         except Exception as error:  # renderers refuse conversations with any kind of error
             raise EngineRefused(f"the model's renderer refuses these messages: {error}", status=400) from error
-
-    async def decode(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(ids)
-
-    def token_text(self, token_id: int) -> str:
-        return self.tokenizer.decode([token_id])
 
     async def reader(self, call: ModelCall, prompt_ids: TokenIds, choice_index: int) -> ReplyReader:
         return _WholeReader(self, self._renderer(call.template_kwargs), call, prompt_ids, choice_index)

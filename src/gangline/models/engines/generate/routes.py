@@ -62,14 +62,14 @@ class EngineText:
     async def render(
         self,
         messages: Sequence[Message],
-        tools: Sequence[ToolDefinition],
-        template_kwargs: dict[str, Any] | None,
-        add_generation_prompt: bool,
+        tools: Sequence[ToolDefinition] = (),
+        template_kwargs: dict[str, Any] | None = None,
+        add_generation_prompt: bool = True,
     ) -> TokenIds:
         body = render_body(await self._name(), messages, tools, template_kwargs, add_generation_prompt)
         return await rendered_ids(await self._http.post("/tokenize", body), self._http.url)
 
-    async def decode(self, ids: Sequence[int]) -> str:
+    async def detokenize(self, ids: Sequence[int]) -> str:
         if not ids:
             return ""
         body = msgspec.json.encode({"model": await self._name(), "tokens": list(ids), "skip_special_tokens": False})
@@ -82,7 +82,7 @@ class EngineText:
     async def reader(self, call: ModelCall, prompt_ids: TokenIds, choice_index: int) -> ReplyReader:
         thinking = self._parsers.thinking
         asks = thinking not in (None, "deepseek_r1", "harmony")
-        in_thinking = asks and opens_thought(await self.decode(prompt_ids.tolist()[-8:]), thinking)
+        in_thinking = asks and opens_thought(await self.detokenize(prompt_ids.tolist()[-8:]), thinking)
         reply = ReplyText(self._parsers, call, choice_index=choice_index, in_thinking=in_thinking)
         return _WholeReader(self, reply, call.sampling.stop, choice_index)
 
@@ -104,10 +104,10 @@ class _WholeReader:
         self._ids.extend(ids)
         if finish_reason is None:
             return Read(shown=self._nothing, num_kept=len(ids))
-        text, stop = self._stops.feed(await self._side.decode(self._ids))
+        text, stop = self._stops.feed(await self._side.detokenize(self._ids))
         if finish_reason == "stop" and stop is None:
             # It ended normally: the last id is the end of turn, which is not text.
-            text = await self._side.decode(self._ids[:-1])
+            text = await self._side.detokenize(self._ids[:-1])
         elif stop is None:
             text += self._stops.flush()
         return Read(

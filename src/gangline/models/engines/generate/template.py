@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from gangline.domain.conversation import Message, ModelCall, ToolDefinition
-from gangline.domain.errors import EngineRefused, InvalidRequest
+from gangline.domain.conversation import ModelCall
+from gangline.domain.errors import InvalidRequest
 from gangline.domain.node_views import TemplateFacts
-from gangline.domain.tokens import TokenIds, token_ids
-from gangline.models.engines.fields import messages_fields
+from gangline.domain.tokens import TokenIds
 from gangline.models.engines.generate.engine import GenerateEngine, RouteName
-from gangline.models.engines.generate.text import ReplyReader, TokenReader
+from gangline.models.engines.generate.text import LocalText, ReplyReader, TokenReader
 from gangline.models.engines.http import EngineHttp
 from gangline.models.engines.templates.probe import probe_template
 from gangline.models.language.contract import ChatTokenizer
-from gangline.models.language.messages import template_messages
 from gangline.models.language.parsing.detect import detect_parsers
 from gangline.models.language.parsing.parser import Parsers
 from gangline.models.language.tokenizer import load_tokenizer
-from gangline.models.language.tools import tool_fields
 
 
 def template_engine(
@@ -53,40 +49,17 @@ async def template_facts(tokenizer: str) -> TemplateFacts:
     """Facts about a model's template, found without an engine, as for an engine of ids. Raises: InvalidRequest,
     NotFound."""
     text = TemplateText(load_tokenizer(tokenizer))
-    return msgspec.structs.replace(await probe_template(_Rendering(text)), reads_tools=text.reads_calls)
+    return msgspec.structs.replace(await probe_template(text), reads_tools=text.reads_calls)
 
 
-class _Rendering:
-    """Implements `Renders` with only a tokenizer."""
-
-    def __init__(self, text: TemplateText) -> None:
-        self._text = text
-
-    async def render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolDefinition] = (),
-        template_kwargs: dict[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> TokenIds:
-        return await self._text.render(messages, tools, template_kwargs, add_generation_prompt)
-
-    async def detokenize(self, ids: Sequence[int]) -> str:
-        return await self._text.decode(ids)
-
-
-class TemplateText:
+class TemplateText(LocalText):
     """Implements `TextSide`."""
-
-    stops_here = True
 
     def __init__(self, tokenizer: ChatTokenizer, parsers: Parsers | None = None) -> None:
         """parsers: None detects them from the template."""
-        self.num_ids = tokenizer.num_ids
+        super().__init__(tokenizer)
         self.stop_ids = tuple(sorted(tokenizer.eos_ids))
-        self._tokenizer = tokenizer
         self._parsers = detect_parsers(tokenizer) if parsers is None else parsers
-        self._rendering = asyncio.Lock()
 
     @property
     def reads_calls(self) -> bool | None:
@@ -94,40 +67,16 @@ class TemplateText:
         tools."""
         return self._parsers.tools is not None
 
-    async def render(
+    def _ids(
         self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolDefinition],
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
         template_kwargs: dict[str, Any] | None,
         add_generation_prompt: bool,
-    ) -> TokenIds:
-        # A long conversation takes tens of milliseconds, and a tokenizer may not be used by two threads.
-        async with self._rendering:
-            return await asyncio.to_thread(self._render, messages, tools, template_kwargs, add_generation_prompt)
-
-    def _render(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolDefinition],
-        template_kwargs: dict[str, Any] | None,
-        add_generation_prompt: bool,
-    ) -> TokenIds:
-        try:
-            ids = self._tokenizer.render(
-                template_messages(messages_fields(messages)),
-                tools=[tool_fields(tool) for tool in tools] or None,
-                add_generation_prompt=add_generation_prompt,
-                template_kwargs=template_kwargs,
-            )
-        except InvalidRequest as refused:
-            raise EngineRefused(str(refused), status=400) from refused
-        return token_ids(ids)
-
-    async def decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(ids)
-
-    def token_text(self, token_id: int) -> str:
-        return self._tokenizer.decode([token_id])
+    ) -> Sequence[int]:
+        return self.tokenizer.render(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, template_kwargs=template_kwargs
+        )
 
     async def reader(self, call: ModelCall, prompt_ids: TokenIds, choice_index: int) -> ReplyReader:
-        return TokenReader(self._tokenizer, self._parsers, call, prompt_ids, choice_index)
+        return TokenReader(self.tokenizer, self._parsers, call, prompt_ids, choice_index)

@@ -6,6 +6,8 @@ Three kinds, one plug-in each: the engine's own routes (`generate`), a tokenizer
 
 from __future__ import annotations
 
+import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -13,13 +15,17 @@ import msgspec
 
 from gangline.domain.completion import ParseStatus
 from gangline.domain.conversation import Message, ModelCall, ToolDefinition
+from gangline.domain.errors import EngineRefused, InvalidRequest
 from gangline.domain.reply import ReplyDelta
-from gangline.domain.tokens import TokenIds
+from gangline.domain.tokens import TokenIds, token_ids
+from gangline.models.engines.fields import messages_fields
 from gangline.models.language.contract import ChatTokenizer
+from gangline.models.language.messages import template_messages
 from gangline.models.language.parsing.detect import opens_thinking
 from gangline.models.language.parsing.parser import Parsers
 from gangline.models.language.parsing.replies import ReplyText
 from gangline.models.language.text import IncrementalText, StopStrings
+from gangline.models.language.tools import tool_fields
 
 
 class Read(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,14 +68,14 @@ class TextSide(Protocol):
     async def render(
         self,
         messages: Sequence[Message],
-        tools: Sequence[ToolDefinition],
-        template_kwargs: dict[str, Any] | None,
-        add_generation_prompt: bool,
+        tools: Sequence[ToolDefinition] = (),
+        template_kwargs: dict[str, Any] | None = None,
+        add_generation_prompt: bool = True,
     ) -> TokenIds:
         """Raises: EngineRefused when the template rejects the conversation."""
         ...
 
-    async def decode(self, ids: Sequence[int]) -> str:
+    async def detokenize(self, ids: Sequence[int]) -> str:
         """Text including special tokens."""
         ...
 
@@ -78,6 +84,58 @@ class TextSide(Protocol):
         ...
 
     async def reader(self, call: ModelCall, prompt_ids: TokenIds, choice_index: int) -> ReplyReader: ...
+
+
+class LocalText(ABC):
+    """The part of a `TextSide` that all with the model's tokenizer on this side share."""
+
+    stops_here = True
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.num_ids = tokenizer.num_ids
+        self._rendering = asyncio.Lock()
+
+    async def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolDefinition] = (),
+        template_kwargs: dict[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> TokenIds:
+        # A long conversation takes tens of milliseconds, and a tokenizer may not be used by two threads.
+        async with self._rendering:
+            return await asyncio.to_thread(self.rendered, messages, tools, template_kwargs, add_generation_prompt)
+
+    def rendered(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolDefinition] = (),
+        template_kwargs: dict[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> TokenIds:
+        offered = [tool_fields(tool) for tool in tools] or None
+        try:
+            shaped = template_messages(messages_fields(messages))
+            return token_ids(self._ids(shaped, offered, template_kwargs, add_generation_prompt))
+        except InvalidRequest as refused:
+            raise EngineRefused(str(refused), status=400) from refused
+
+    @abstractmethod
+    def _ids(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
+        template_kwargs: dict[str, Any] | None,
+        add_generation_prompt: bool,
+    ) -> Sequence[int]:
+        """Raises: EngineRefused, InvalidRequest."""
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(ids)
+
+    def token_text(self, token_id: int) -> str:
+        return self.tokenizer.decode([token_id])
 
 
 class TokenReader:
