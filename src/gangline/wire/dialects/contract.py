@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import msgspec
 
@@ -108,3 +108,19 @@ class Dialect(Protocol):
     def model_list(self, models: list[str], max_context: int | None = None) -> bytes: ...
 
     def model_card(self, model: str, max_context: int | None = None) -> bytes: ...
+
+
+class OpenAiModels:
+    """The lists of models, which OpenAI's two dialects have in common."""
+
+    def model_list(self, models: list[str], max_context: int | None = None) -> bytes:
+        return msgspec.json.encode({"object": "list", "data": [_card(model, max_context) for model in models]})
+
+    def model_card(self, model: str, max_context: int | None = None) -> bytes:
+        return msgspec.json.encode(_card(model, max_context))
+
+
+def _card(model: str, max_context: int | None) -> dict[str, Any]:
+    """`max_model_len` is vLLM's addition, which clients of local models use to size their prompts."""
+    card: dict[str, Any] = {"id": model, "object": "model", "created": 0, "owned_by": "gangline"}
+    return card if max_context is None else card | {"max_model_len": max_context}

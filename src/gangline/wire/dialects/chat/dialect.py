@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
-
-import msgspec
+from typing import ClassVar
 
 from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import GanglineError, NotFound
@@ -13,10 +11,10 @@ from gangline.domain.reply import Reply
 from gangline.wire.dialects.bodies import parse_body
 from gangline.wire.dialects.chat.reply import ChatEventWriter, chat_error, chat_reply_body
 from gangline.wire.dialects.chat.request import parse_chat_call, parse_tokenize
-from gangline.wire.dialects.contract import DialectRoute, ErrorAnswer, RawRequest
+from gangline.wire.dialects.contract import DialectRoute, ErrorAnswer, OpenAiModels, RawRequest
 
 
-class ChatDialect:
+class ChatDialect(OpenAiModels):
     name: ClassVar[str] = "openai_chat"
     title: ClassVar[str] = "OpenAI Chat"
     routes: ClassVar[Sequence[DialectRoute]] = (
@@ -52,15 +50,3 @@ class ChatDialect:
 
     def error_answer(self, error: GanglineError) -> ErrorAnswer:
         return chat_error(error)
-
-    def model_list(self, models: list[str], max_context: int | None = None) -> bytes:
-        return msgspec.json.encode({"object": "list", "data": [_card(model, max_context) for model in models]})
-
-    def model_card(self, model: str, max_context: int | None = None) -> bytes:
-        return msgspec.json.encode(_card(model, max_context))
-
-
-def _card(model: str, max_context: int | None) -> dict[str, Any]:
-    """`max_model_len` is vLLM's addition, which clients of local models use to size their prompts."""
-    card: dict[str, Any] = {"id": model, "object": "model", "created": 0, "owned_by": "gangline"}
-    return card if max_context is None else card | {"max_model_len": max_context}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 
@@ -11,13 +11,13 @@ from gangline.domain.conversation import ModelCall
 from gangline.domain.errors import GanglineError
 from gangline.domain.reply import Reply
 from gangline.wire.dialects.bodies import parse_body
-from gangline.wire.dialects.contract import DialectRoute, ErrorAnswer, RawRequest
+from gangline.wire.dialects.contract import DialectRoute, ErrorAnswer, OpenAiModels, RawRequest
 from gangline.wire.dialects.responses.errors import responses_error
 from gangline.wire.dialects.responses.reply import ResponsesEventWriter, responses_reply_body
 from gangline.wire.dialects.responses.request import parse_responses_call, parse_responses_count
 
 
-class ResponsesDialect:
+class ResponsesDialect(OpenAiModels):
     name: ClassVar[str] = "openai_responses"
     title: ClassVar[str] = "OpenAI Responses"
     routes: ClassVar[Sequence[DialectRoute]] = (
@@ -52,15 +52,3 @@ class ResponsesDialect:
 
     def error_answer(self, error: GanglineError) -> ErrorAnswer:
         return responses_error(error)
-
-    def model_list(self, models: list[str], max_context: int | None = None) -> bytes:
-        return msgspec.json.encode({"object": "list", "data": [_card(model, max_context) for model in models]})
-
-    def model_card(self, model: str, max_context: int | None = None) -> bytes:
-        return msgspec.json.encode(_card(model, max_context))
-
-
-def _card(model: str, max_context: int | None) -> dict[str, Any]:
-    """`max_model_len` is vLLM's addition, which clients of local models use to size their prompts."""
-    card: dict[str, Any] = {"id": model, "object": "model", "created": 0, "owned_by": "gangline"}
-    return card if max_context is None else card | {"max_model_len": max_context}
