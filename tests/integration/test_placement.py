@@ -60,6 +60,26 @@ def test_a_node_passes_over_what_it_cannot_run_and_another_takes_it(store: TaskS
     assert leased(store, "n2") == ["d", "d"]
 
 
+def test_nodes_are_asked_for_by_what_is_queued_or_held_except_by_nodes_that_drain(store: TaskStore) -> None:
+    def demand() -> int:
+        return store.status().demand
+
+    assert demand() == 0
+    store.submit([of("d", "docker"), of("s", "sandbox")])
+    assert demand() == 4, "no node has come yet"
+    offers(store, HERE)
+    assert demand() == 3, "the two that no node can run keep one that says why"
+    assert leased(store, "n1") == ["s", "s"]
+    assert demand() == 3
+    offers(store, HERE, draining=True)
+    offers(store, HERE, "n2")
+    assert demand() == 1
+    offers(store, BOTH, "n2")
+    assert demand() == 2
+    assert leased(store, "n2") == ["d", "d"]
+    assert demand() == 2
+
+
 def test_labels_place_a_session_whichever_of_its_runtimes_asks_for_them(store: TaskStore) -> None:
     plain = msgspec.structs.replace(HERE, labels=("x86_64",))
     offers(store, plain)

@@ -10,6 +10,7 @@ import pytest
 from gangline.domain.errors import NodeError
 from gangline.interop.ray import nodes as module
 from gangline.interop.ray.ray import Needs
+from gangline.interop.ray.sizes import Fixed
 
 
 class Actor:
@@ -18,8 +19,8 @@ class Actor:
     cleaned: ClassVar[list[int]] = []
     failing: int | None = None
 
-    def __init__(self, _work: object, index: int, _needs: Needs) -> None:
-        self.index = index
+    def __init__(self, _work: object, node: module.RayNode, _needs: Needs) -> None:
+        self.index = node.index
         self.was_ready = True
 
     async def run(self) -> None:
@@ -42,12 +43,13 @@ class Actor:
 def actor(monkeypatch: pytest.MonkeyPatch) -> type[Actor]:
     monkeypatch.setattr(Actor, "cleaned", [])
     monkeypatch.setattr(module, "_Actor", Actor)
+    monkeypatch.setattr(module, "is_member", lambda: True)
     return Actor
 
 
 def nodes(ready: asyncio.Event) -> Any:
     work: Any = None
-    return module.RayNodes(work, num_nodes=3, needs=Needs(), stop_wait_s=1, on_ready=ready.set)
+    return module.RayNodes(work, size=Fixed(3), needs=Needs(), stop_wait_s=1, on_ready=ready.set)
 
 
 async def test_every_node_cleans_up_to_its_end_however_soon_another_has(actor: type[Actor]) -> None:

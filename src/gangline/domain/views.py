@@ -209,6 +209,9 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """submitter -> queued sessions; the empty name is for requests without one."""
     unplaced: dict[str, int] = {}
     """Why no current node can run them -> queued sessions."""
+    demand: int = 0
+    """Sessions for which there should be nodes that take more: queued ones, and leased ones except on draining nodes.
+    Queued ones that no current node can run count as one, which keeps a node that tells why."""
     num_waiting: int = 0
     """Queued sessions that wait after an infrastructure fault."""
     result_bytes: int = 0

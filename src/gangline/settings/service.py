@@ -56,7 +56,17 @@ class ClusterSettings(BaseModel):
     ray_address: str | None = None
     """HOST:PORT of the Ray cluster. Default: RAY_ADDRESS, else the cluster of this machine."""
     num_nodes: Annotated[int | None, Setting(option="--nodes"), Field(ge=1)] = None
-    """Number of nodes. Default: 1 on this machine; on a Ray cluster one for each machine with enough resources."""
+    """Number of nodes. Default: 1 on this machine; on a Ray cluster one on each machine with enough resources, also
+    when it joins later."""
+    max_nodes: Annotated[int | None, Field(ge=1)] = None
+    """Start and drain nodes by the number of queued and running sessions, up to this many. Ray's autoscaler starts and
+    ends their machines. Default: their number is fixed."""
+    min_nodes: Annotated[int, Field(ge=0)] = 1
+    """With --max-nodes, the number of nodes that stay when there is nothing to do."""
+    shrink_after_s: Annotated[float, Setting(option="--shrink-after"), Field(ge=0)] = 30.0
+    """With --max-nodes, seconds for which there are more nodes than asked for until some are drained."""
+    drain_timeout_s: Annotated[float, Setting(option="--drain-timeout"), Field(ge=0)] = 3600.0
+    """With --max-nodes, seconds after which a drained node ends although sessions run; they go back to the queue."""
     node_cpus: Annotated[float, Field(ge=0)] = 1.0
     """CPUs that a node requests from Ray; 0 requests none."""
     node_resources: dict[str, float] = {}

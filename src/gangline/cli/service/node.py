@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
+import signal
 import socket
+from collections.abc import Callable
 
 import typer
 
@@ -12,9 +15,11 @@ from gangline.cli.options.settings import NODE, with_settings
 from gangline.cli.options.tracing import traces_of
 from gangline.cli.processes.serving import ParentOption, serve
 from gangline.cli.terminal.output import JsonOption
-from gangline.domain.errors import InvalidRequest
+from gangline.domain.errors import GanglineError, InvalidRequest
 from gangline.settings.service import Resolved
 from gangline.wire.client.running import Service, find_service, refuse_both
+
+_log = logging.getLogger("gangline.node")
 
 
 def _import_node() -> None:
@@ -26,7 +31,8 @@ def _import_node() -> None:
 def node(settings: Resolved, as_json: JsonOption = False, parent: ParentOption = None) -> None:
     """Run a node: it leases sessions, runs them in sandboxes, and answers their model calls.
 
-    Prints one line of JSON with its URL when it is ready, and serves until SIGTERM or `gangline drain`. The control
+    Prints one line of JSON with its URL when it is ready, and serves until SIGTERM or `gangline drain`. SIGUSR1 drains
+    it too: what Slurm, Kubernetes and systemd can send before they end a process. The control
     token comes from GANGLINE_TOKEN, else from the data folder of a server on this machine; it is the server's own.
     """
     from gangline.node.node import reap
@@ -49,7 +55,7 @@ def node(settings: Resolved, as_json: JsonOption = False, parent: ParentOption =
                 node_id=name,
                 server_url=address.server_url,
                 control_token=token,
-                on_ready=on_ready,
+                on_ready=_drained_by_signal(on_ready, token),
                 on_result=None if traces is None else traces.attempt_ended,
             ),
             kind="node",
@@ -58,6 +64,27 @@ def node(settings: Resolved, as_json: JsonOption = False, parent: ParentOption =
             log_format=machine.log_format,
             clean_up=lambda: asyncio.run(reap(machine.data_dir, name)),
         )
+
+
+def _drained_by_signal(on_ready: Callable[[str], None], token: str | None) -> Callable[[str], None]:
+    """Returns `on_ready` that also makes SIGUSR1 do what `gangline drain` does."""
+    asking: list[asyncio.Task[None]] = []
+
+    async def drain(url: str) -> None:
+        from gangline.wire.client.node import NodeClient
+
+        try:
+            async with NodeClient(url, token) as node:
+                await node.drain()
+        except GanglineError as error:
+            _log.error("node.not_drained message=%s", error.message)
+
+    def ready(url: str) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, lambda: asking.append(loop.create_task(drain(url))))
+        on_ready(url)
+
+    return ready
 
 
 def _token_for(address: Service, given: str | None, no_token: bool) -> str | None:

@@ -31,7 +31,10 @@ class NodeWork(Protocol):
     """An actor's work, which is pickled and sent to it."""
 
     async def run(self, place: Place, on_ready: Callable[[str], None]) -> None:
-        """Keep a node running until cancelled. Calls `on_ready` with its URL. Raises: GanglineError if it cannot."""
+        """Keep a node running until cancelled or drained. Calls `on_ready` with its URL.
+
+        Raises: GanglineError if it cannot.
+        """
         ...
 
 
@@ -44,7 +47,10 @@ class NodeActor:
         self._running: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Run until `stop`. Ray may call it again if a call's answer was lost: it joins the same run."""
+        """Run until `stop`, or until the node has drained.
+
+        Ray may call it again if a call's answer was lost: it joins the same run.
+        """
         if self._running is None:
             place = Place(self._index, socket.gethostname(), own_host())
             self._running = asyncio.create_task(self._work.run(place, self._ready_at))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -19,7 +20,9 @@ from gangline.wire.client.running import find_service
 
 if TYPE_CHECKING:
     from gangline.interop.ray.node_command import ClusterNode
+    from gangline.interop.ray.nodes import Size
     from gangline.interop.ray.ray import Machine, Needs
+    from gangline.wire.client.server import ServerClient
 
 _STOP_WAIT_S = GRACE_S - 3
 """The rest of our own grace period is for Ray."""
@@ -31,9 +34,9 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 def cluster(settings: Resolved, as_json: JsonOption = False, parent: ParentOption = None) -> None:
     """Run nodes on a Ray cluster for a running server. Needs the extra `cluster`.
 
-    Prints one line of JSON with Ray's address when the first node is ready, and runs the nodes until SIGTERM. Ray
-    spreads them over its machines, restarts them, and replaces them when a machine is lost. `gangline up --cluster`
-    also runs the server.
+    Prints one line of JSON with Ray's address when the first node is ready, and runs the nodes until SIGTERM: one on
+    each machine, also when one joins later; or `--nodes`; or with `--max-nodes` as many as the sessions ask for.
+    Ray places and restarts them. `gangline up --cluster` also runs the server.
     """
     if not settings.node.engines and not settings.node.engines_later:
         raise InvalidRequest(
@@ -41,6 +44,7 @@ def cluster(settings: Resolved, as_json: JsonOption = False, parent: ParentOptio
             "where a trainer gives them."
         )
     require_ray()
+    _check_bounds(settings.cluster)
     from gangline.interop.ray.node_command import ClusterNode
 
     address = find_service(settings.option("data_dir"), settings.option("server_url"))
@@ -52,7 +56,7 @@ def cluster(settings: Resolved, as_json: JsonOption = False, parent: ParentOptio
         log_format=settings.machine.log_format,
     )
     serve(
-        lambda on_ready: _keep(work, settings.cluster, on_ready),
+        lambda on_ready: _keep(work, settings.cluster, settings.node.run_slots, on_ready),
         kind="cluster",
         parent=parent,
         log_format=settings.machine.log_format,
@@ -67,35 +71,77 @@ def require_ray() -> None:
         raise InvalidRequest(f"a cluster needs Ray, which is not installed: {extra_command('cluster')}")
 
 
-async def _keep(work: ClusterNode, wanted: ClusterSettings, on_ready: Callable[[str], None]) -> None:
+def _check_bounds(wanted: ClusterSettings) -> None:
+    """Raises: InvalidRequest."""
+    if wanted.max_nodes is None:
+        return
+    if wanted.num_nodes is not None:
+        raise InvalidRequest("--nodes is a fixed number, and --max-nodes follows the sessions: give one of them.")
+    if wanted.min_nodes > wanted.max_nodes:
+        raise InvalidRequest(f"--min-nodes {wanted.min_nodes} is above --max-nodes {wanted.max_nodes}.")
+    if not any((wanted.node_cpus, *wanted.node_resources.values())):
+        raise InvalidRequest(
+            "Ray's autoscaler ends machines from which nothing is requested, whatever runs there. With --max-nodes a "
+            "node must request something: --node-cpus, or --node-resources."
+        )
+
+
+async def _keep(work: ClusterNode, wanted: ClusterSettings, run_slots: int, on_ready: Callable[[str], None]) -> None:
     import msgspec
 
     from gangline.interop.ray.nodes import RayNodes
     from gangline.interop.ray.ray import Needs, connected, machines, own_host
+    from gangline.wire.client.server import ServerClient
 
     needs = Needs(cpus=wanted.node_cpus, resources=wanted.node_resources)
     async with connected(wanted.ray_address) as address:
         found = await asyncio.to_thread(machines)
         server_url = url_for_nodes(work.server_url, own_host(), [one.host for one in found])
-        nodes = RayNodes(
-            msgspec.structs.replace(work, server_url=server_url),
-            num_nodes=wanted.num_nodes or _one_each(needs, found),
-            needs=needs,
-            stop_wait_s=_STOP_WAIT_S,
-            on_ready=lambda: on_ready(address),
-        )
-        await nodes.keep()
+        async with ServerClient(server_url, work.control_token) as server:
+            nodes = RayNodes(
+                msgspec.structs.replace(work, server_url=server_url),
+                size=_size(wanted, needs, found, run_slots, server, work.control_token),
+                needs=needs,
+                stop_wait_s=_STOP_WAIT_S,
+                on_ready=lambda: on_ready(address),
+            )
+            await nodes.keep()
 
 
-def _one_each(needs: Needs, found: list[Machine]) -> int:
-    """Raises: NodeError if no machine has room for a node."""
+def _size(
+    wanted: ClusterSettings,
+    needs: Needs,
+    found: list[Machine],
+    run_slots: int,
+    server: ServerClient,
+    control_token: str | None,
+) -> Size:
+    """Raises: NodeError if there is to be one on each machine, and none has room."""
     from gangline.interop.ray.ray import fitting
+    from gangline.interop.ray.sizes import Bounds, ByDemand, EachMachine, Fixed
+    from gangline.wire.client.node import NodeClient
 
-    if num := len(fitting(needs, found)):
-        return num
+    async def drain(url: str) -> None:
+        with contextlib.suppress(TimeoutError):  # it is asked again
+            async with asyncio.timeout(_STOP_WAIT_S), NodeClient(url, control_token) as node:
+                await node.drain()
+
+    if wanted.num_nodes is not None:
+        return Fixed(wanted.num_nodes)
+    if wanted.max_nodes is not None:
+        bounds = Bounds(
+            least=wanted.min_nodes,
+            most=wanted.max_nodes,
+            run_slots=run_slots,
+            shrink_after_s=wanted.shrink_after_s,
+            drain_timeout_s=wanted.drain_timeout_s,
+        )
+        return ByDemand(bounds, ask=server.status, drain=drain)
+    if fitting(needs, found):
+        return EachMachine(needs)
     raise NodeError(
         f"none of Ray's {len(found)} machines has what a node asks for, {needs.all()}. Ask for less with --node-cpus "
-        "and --node-resources, or say with --nodes how many to wait for."
+        "and --node-resources, or say with --nodes or --max-nodes how many to wait for."
     )
 
 

@@ -52,7 +52,7 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
     """Version of the program that requests the node."""
 
     async def run(self, place: Place, on_ready: Callable[[str], None]) -> None:
-        """Keep the node running until cancelled; nothing of it is left afterwards.
+        """Keep the node running until cancelled, or until it has drained; nothing of it is left afterwards.
 
         Raises: GanglineError if it does not start, or keeps dying.
         """
@@ -88,6 +88,7 @@ class ClusterNode(msgspec.Struct, frozen=True, kw_only=True):
             log_path=logs / f"{node_id}.log",
             env={**os.environ, **token, "GANGLINE_LOG_FORMAT": self.log_format},
             port=0,
+            may_end=True,
         )
 
     async def _start(self, supervisor: Supervisor, child: Child, place: Place) -> None:

@@ -30,6 +30,8 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True):
 class Machine(msgspec.Struct, frozen=True):
     """A machine that is alive."""
 
+    ray_id: str
+    """Ray's name of it, which changes when Ray is started anew there."""
     host: str
     """Its address within the cluster."""
     resources: dict[str, float]
@@ -57,7 +59,8 @@ async def connected(address: str | None) -> AsyncGenerator[str]:
     except (OSError, RuntimeError, ValueError) as error:
         raise ClusterUnavailable(
             f"no Ray cluster answers at {address or 'this machine, nor at RAY_ADDRESS'} ({error}). "
-            "Start one with `ray start --head`, and `ray start --address HOST:PORT` on the other machines."
+            "Start one with `ray start --head`, and `ray start --address HOST:PORT` on the other machines. If it was "
+            "started with a token in ~/.ray/auth_token, set RAY_AUTH_MODE=token."
         ) from error
     try:
         yield str(context.address_info["gcs_address"])
@@ -90,7 +93,7 @@ def own_host() -> str:
 
 def machines() -> list[Machine]:
     """The machines that are alive."""
-    return [Machine(one["NodeManagerAddress"], dict(one["Resources"])) for one in _alive()]
+    return [Machine(one["NodeID"], one["NodeManagerAddress"], dict(one["Resources"])) for one in _alive()]
 
 
 def is_member() -> bool:

@@ -83,6 +83,7 @@ class ServerMetrics:
             return
         yield gauge("gangline_tasks", "Tasks by state.", "state", status.tasks)
         yield gauge("gangline_sessions", "Sessions by state.", "state", status.sessions)
+        yield GaugeMetricFamily("gangline_demand_sessions", "Sessions for which there should be nodes.", status.demand)
         stages = {"leased": 0, **dict.fromkeys(STAGES, 0), **status.stages}
         yield gauge("gangline_leased_sessions", "Leased sessions by stage.", "stage", stages)
         yield gauge("gangline_callbacks", "Callbacks by state.", "state", status.callbacks)

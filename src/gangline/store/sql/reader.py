@@ -166,6 +166,8 @@ class TaskReader:
             queued = _counts(conn, sessions.c.submitter, QUEUED)
             # Computed from these, because no index covers all states.
             states = {"leased": sum(stages.values()), "queued": sum(queued.values())}
+            unplaced, nodes_now = _num_unplaced(conn, now), _node_views(conn, now)
+            draining = sum(node.num_sessions for node in nodes_now if node.draining)
             states["ended"] = _count(conn, sessions) - sum(states.values())
             return ServiceStatus(
                 version=__version__,
@@ -176,9 +178,10 @@ class TaskReader:
                 stage_ages_s={stage: max(0.0, now - at) for stage, at in since.items()},
                 oldest_queued_s=None if oldest is None else max(0.0, now - oldest),
                 callbacks=_counts(conn, outbox.c.state),
-                nodes=_node_views(conn, now),
+                nodes=nodes_now,
                 queued=queued,
-                unplaced=_num_unplaced(conn, now),
+                unplaced=unplaced,
+                demand=states["leased"] - draining + states["queued"] - max(0, sum(unplaced.values()) - 1),
                 num_waiting=_count(conn, sessions, WAITING),
                 result_bytes=int(conn.scalar(sa.select(sa.func.sum(tasks.c.result_bytes))) or 0),
             )
