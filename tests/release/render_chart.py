@@ -21,7 +21,7 @@ def main() -> None:
             except helm_python.HelmError as error:
                 answers.append((lint, f"error: {error}"))
             else:
-                answers.append((lint, "\n---\n".join(files.values())))
+                answers.append((lint, "\n---\n".join(text for name, text in files.items() if name.endswith(".yaml"))))
     print(json.dumps(answers))
 
 

@@ -81,8 +81,8 @@ def _check_bounds(wanted: ClusterSettings) -> None:
         raise InvalidRequest(f"--min-nodes {wanted.min_nodes} is above --max-nodes {wanted.max_nodes}.")
     if not any((wanted.node_cpus, *wanted.node_resources.values())):
         raise InvalidRequest(
-            "Ray's autoscaler ends machines from which nothing is requested, whatever runs there. With --max-nodes a "
-            "node must request something: --node-cpus, or --node-resources."
+            "Ray starts no machine for a node that requests nothing of it. With --max-nodes give --node-cpus, or "
+            "--node-resources."
         )
 
 
