@@ -221,6 +221,21 @@ def test_as_verl(
         assert gradients[1].any()
 
 
+@pytest.mark.parametrize("spread", [0.02, 0.5])
+def test_distillation_is_as_verls_policy_gradient_with_k1(verl: Any, spread: float) -> None:
+    """`distillation_loss.loss_mode: k1`, `use_policy_gradient: true`, `use_task_rewards: false`."""
+    given = table(3, spread)
+    teacher = given.reference
+    distances = verl.kl_penalty(logprob=given.logprobs, ref_logprob=teacher, kl_penalty="k1")
+    theirs = verl_loss(verl, replace(given, advantages=-distances.detach()), "vanilla", "token-mean")
+    inputs = replace(given.flat(), teacher_logprobs=teacher.reshape(-1))
+    ours = policy_loss(inputs, algorithm("distill", {"loss.dual_clip": 3.0, **UNCORRECTED}).loss).loss
+    assert torch.allclose(ours, theirs, **CLOSE)
+    gradients = [torch.autograd.grad(one, given.logprobs)[0] for one in (ours, theirs)]
+    assert torch.allclose(*gradients, **CLOSE)
+    assert gradients[1].any()
+
+
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_the_correction_is_as_verls(verl: Any, level: str) -> None:
     helper = importlib.import_module("verl.trainer.ppo.rollout_corr_helper")

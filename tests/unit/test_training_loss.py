@@ -34,6 +34,7 @@ def inputs(seed: int = 0, lengths: tuple[int, ...] = (5, 3, 7, 1), spread: float
         sessions=torch.tensor([0, *range(len(lengths) - 1)]),
         old_logprobs=old,
         reference_logprobs=behaviour + noise(0.2),
+        teacher_logprobs=behaviour + noise(0.3),
     )
 
 
@@ -98,7 +99,7 @@ def test_the_kl_penalty_by_hand(estimator: str, kl: float) -> None:
     assert found.metrics["reference_kl"] == pytest.approx(kl)
 
 
-STOPPED = ("cispo", "gspo", "dppo_tv", "dppo_kl", "clip_cov")
+STOPPED = ("cispo", "gspo", "dppo_tv", "dppo_kl", "clip_cov", "distill")
 """Parts of these have no gradient by definition, or a choice at random; theirs are checked below or against verl's."""
 UNCORRECTED = {"loss.correction.level": "none"}
 DIFFERENTIABLE = {name: settings for name, settings in EVERY.items() if name not in STOPPED}
@@ -148,7 +149,14 @@ def test_what_is_masked_does_not_matter(settings: LossSettings) -> None:
     weights[[1, 6, 9]] = 0.0
     clean = replace(given, weights=weights)
     dirty = {}
-    for name in ("logprobs", "behaviour_logprobs", "advantages", "old_logprobs", "reference_logprobs"):
+    for name in (
+        "logprobs",
+        "behaviour_logprobs",
+        "advantages",
+        "old_logprobs",
+        "reference_logprobs",
+        "teacher_logprobs",
+    ):
         values = getattr(given, name).detach().clone()
         values[weights == 0] = math.nan
         dirty[name] = values

@@ -5,11 +5,14 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl.protocol import DataProto
@@ -17,6 +20,7 @@ from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
+import verl
 from gangline.domain.completion import Certificate
 from gangline.domain.conversation import SamplingParams
 from gangline.domain.session import SessionResult
@@ -24,8 +28,9 @@ from gangline.testing.trainer_conformance import Check, ReadRow, Subject, checks
 from gangline.train.collecting.groups import Group, ValiditySettings
 from gangline.train.trainers.verl.prompts import Prompt, TaskMaker, prompts_in
 from gangline.train.trainers.verl.rows import training_rows
-from gangline.train.trainers.verl.sessions import PromptRunner
+from gangline.train.trainers.verl.sessions import PromptRunner, Teach
 from gangline.train.trainers.verl.settings import GanglineSettings, Sampling
+from gangline.train.trainers.verl.worker import teaching
 from support.training.samples import session, trace
 
 TASK = '{"instruction": "do it", "agent": {"harness": "shell"}}'
@@ -76,6 +81,7 @@ async def run_prompts(
     validate: bool = False,
     validity: ValiditySettings | None = None,
     compares_sessions: bool = True,
+    teach: Teach | None = None,
 ) -> list[Prompt]:
     """All prompts of a batch, as the worker runs them."""
     prompts = prompts_in(batch_of(num_prompts, global_steps=next(STEPS), validate=validate))
@@ -87,6 +93,7 @@ async def run_prompts(
         num_samples={"train": num_samples, "val": num_samples},
         validity=validity or ValiditySettings(),
         compares_sessions=compares_sessions,
+        teach=teach,
         retry_s=0.0,
     )
     for prompt in prompts:
@@ -133,6 +140,47 @@ def cleared(queue: Any, prompt: Prompt) -> None:
 GOOD = session("s0", 1.0, trace(versions=[3]))
 BAD = session("s1", 0.0, trace(turns=[(10, 2), (11, 12, 2)], versions=[3, 4]))
 BROKEN = session("s1", None, outcome="infra_error")
+
+
+class Teacher:
+    """Answers as verl's client of its teachers: the log-prob of an id is a thousandth of it."""
+
+    async def generate(self, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any) -> Any:
+        assert (sampling_params["prompt_logprobs"], sampling_params["temperature"]) == (0, 1.0)
+        ids = [[one] for one in prompt_ids]
+        return SimpleNamespace(
+            extra_fields={"prompt_ids": ids, "prompt_logprobs": [[-0.001 * one] for one in prompt_ids]}
+        )
+
+
+async def test_verls_distillation_moves_every_row_of_a_session_towards_its_teacher(queue: Any) -> None:
+    """verl's own manager of teachers asks, verl's buffer hands the rows over, verl's own loss reads them."""
+    with initialize_config_dir(str(Path(str(verl.__file__)).parent / "trainer" / "config"), version_base=None):
+        overrides = [
+            "distillation.enabled=true",
+            "distillation.n_gpus_per_node=1",
+            "distillation.nnodes=1",
+            "distillation.teacher_models.teacher_model.model_path=/models/teacher",
+            "distillation.teacher_models.teacher_model.num_replicas=1",
+            "distillation.teacher_models.teacher_model.inference.name=vllm",
+            "distillation.teacher_models.teacher_model.inference.tensor_model_parallel_size=1",
+            "distillation.teacher_models.teacher_model.inference.max_model_len=4096",
+            "distillation.distillation_loss.loss_mode=k1",
+            "distillation.distillation_loss.use_policy_gradient=true",
+            "distillation.distillation_loss.use_task_rewards=false",
+        ]
+        config = compose("ppo_trainer", overrides)
+    twice = session("s2", 0.0, trace(versions=[3]), trace(turns=[(20, 21, 22, 2)], versions=[3]))
+    teach = teaching(config, {"teacher_model": Teacher()})
+    prompts = await run_prompts(queue, Ended([GOOD, twice]), teach=teach)
+    _, columns = sampled(queue, prompts)
+    assert len(columns["input_ids"]) == 3
+    for ids, of_teacher, logprobs in zip(
+        columns["input_ids"], columns["teacher_ids"], columns["teacher_logprobs"], strict=True
+    ):
+        assert of_teacher[:, 0].tolist() == ids.tolist()
+        assert logprobs[:, 0].tolist() == pytest.approx([-0.001 * one for one in ids.tolist()])
+    cleared(queue, prompts[0])
 
 
 @pytest.mark.parametrize("kind", [ReplayBuffer, ReplayBufferAsync])

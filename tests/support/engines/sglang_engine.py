@@ -136,6 +136,11 @@ class FakeSglang:
         body = await request.json()
         self.bodies.append(body)
         prompt = body["input_ids"]
+        if not body["sampling_params"]["max_new_tokens"]:  # only the prompt is scored
+            scored = [
+                [None if not at else -0.01 * token, token, None] for at, token in enumerate(self.odd_ids or prompt)
+            ]
+            return web.json_response({"text": "", "output_ids": [], "meta_info": {"input_token_logprobs": scored}})
         ids = [*self.tokenizer.encode(self.text), *self.tokenizer.eos_ids][: body["sampling_params"]["max_new_tokens"]]
         if not body["stream"]:
             whole = self._generated(prompt, ids, 0, is_last=True)

@@ -251,6 +251,8 @@ ACTIONS: dict[str, str] = {
     "learner.slow": "A card computes in float32, many times as slowly as in bfloat16 (`learner.dtype`).",
     "trainer.resumed": "A run continues from its last checkpoint.",
     "trainer.checkpoint_damaged": "A checkpoint is not what was written; the run continues from the one before it.",
+    "teacher.row_left_out": "A row is longer than the context of distillation's teacher; none of it is trained on.",
+    "teacher.waits": "The teacher does not answer; it is asked again.",
     "trainer.waits": "Engines, nodes or server do not take part in a weight update; it is tried again.",
     "trainer.weights_given_again": "An engine had lost its weights, as by a restart, and has them again.",
     "evaluation.measured": "The weights were measured on held-out tasks.",

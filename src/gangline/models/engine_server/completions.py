@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 from aiohttp import web
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from gangline.machine.event_loop import call_all
 from gangline.models.engine_server.generation import (
@@ -19,13 +19,15 @@ from gangline.models.engine_server.generation import (
     token_logprobs,
     weight_spans,
 )
-from gangline.models.engine_server.sampler import SampledToken, Sampler
+from gangline.models.engine_server.sampler import SampledToken, Sampler, Scorer
 from gangline.models.engine_server.sse import EventStream
 from gangline.models.engine_server.wire import (
+    ApiError,
     CompletionChoice,
     CompletionLogprobs,
     CompletionReply,
     CompletionRequest,
+    PromptLogprob,
     Usage,
     encode,
 )
@@ -37,6 +39,8 @@ class CompletionRoute:
 
     async def answer(self, request: web.Request, completion: CompletionRequest) -> web.StreamResponse:
         call = _CompletionCall(self._sampler, completion)
+        if completion.stream and completion.prompt_logprobs is not None:
+            raise ApiError("prompt_logprobs come with whole replies: leave out stream.", param="prompt_logprobs")
         if completion.stream:
             return await call.stream(request)
         return web.Response(body=encode(await call.whole()), content_type="application/json")
@@ -59,10 +63,23 @@ class _CompletionCall:
         self._num_choices = completion.n or 1
 
     async def whole(self) -> CompletionReply:
+        scored = await self._prompt_logprobs()
         calls = await call_all([self._choice(index, None) for index in range(self._num_choices)])
+        for choice, _ in calls:
+            choice.prompt_logprobs = scored
         reply = self._reply([choice for choice, _ in calls])
         reply.usage = self._usage(sum(num_tokens for _, num_tokens in calls))
         return reply
+
+    async def _prompt_logprobs(self) -> list[dict[str, PromptLogprob] | None] | UnsetType:
+        """As in vLLM: for each id, a map of only that id; None for the first."""
+        if self._completion.prompt_logprobs is None:
+            return UNSET
+        if not isinstance(self._sampler, Scorer):
+            raise ApiError("This engine has no weights, and scores no prompt.", param="prompt_logprobs")
+        ids = self._prompt_ids
+        scores = await self._sampler.score(ids)
+        return [None, *({str(one): PromptLogprob(score)} for one, score in zip(ids[1:], scores, strict=True))]
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         async with EventStream(request) as events:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -114,3 +114,12 @@ class Sampler(Protocol):
     async def set_version(self, version: int) -> None: ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """A sampler that can also score given ids. Implementation: the embedded engine."""
+
+    async def score(self, ids: list[int]) -> list[float]:
+        """Log-probs [T - 1] of all ids but the first, each given those before it, at temperature 1."""
+        ...

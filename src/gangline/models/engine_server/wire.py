@@ -23,7 +23,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_regex": (None,),
     "logit_bias": (None, {}),
     "min_p": (None, 0),
-    "prompt_logprobs": (None,),
     "repetition_penalty": (None, 1),
     "structured_outputs": (None,),
     "suffix": (None, ""),
@@ -116,6 +115,8 @@ class ChatRequest(SamplingFields, kw_only=True):
 class CompletionRequest(SamplingFields, kw_only=True):
     prompt: str | list[int]
     logprobs: int | None = None
+    prompt_logprobs: Literal[0] | None = None
+    """0: log-probs of the prompt's own ids, as in vLLM. Larger numbers, with other ids, are not supported."""
 
 
 class GenerateSampling(SamplingFields, kw_only=True):
@@ -272,6 +273,10 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     """On the first chunk."""
 
 
+class PromptLogprob(msgspec.Struct):
+    logprob: float
+
+
 class CompletionChoice(msgspec.Struct, kw_only=True):
     """One choice, whole or a part of a stream."""
 
@@ -281,6 +286,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     finish_reason: str | None
     stop_reason: int | str | None
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
     weight_versions: list[WeightSpan] | UnsetType = UNSET
 
@@ -354,6 +360,8 @@ def decode_request(body: bytes, kind: type[RequestT], num_ids: int | None = None
     for name, neutral in UNSUPPORTED.items():
         if name in raw and raw[name] not in neutral:
             raise ApiError(f"{name!r} is not supported by this engine; leave it out.", param=name)
+    if raw.get("prompt_logprobs") is not None and kind is not CompletionRequest:
+        raise ApiError("'prompt_logprobs' is for /v1/completions; leave it out.", param="prompt_logprobs")
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:

@@ -24,7 +24,7 @@ async def detect_engine(url: str, *, capture: Capture = "ids", api_key: str | No
     """
     http = EngineHttp(url, api_key=api_key)
     try:
-        is_sglang, is_vllm = await _is_sglang(http), await _has_version(http)
+        is_sglang, is_vllm = await speaks_sglang(http), await _has_version(http)
     finally:
         await http.close()
     engine: Engine = SglangEngine(url, api_key=api_key) if is_sglang else VllmEngine(url, api_key=api_key)
@@ -51,8 +51,8 @@ async def _probed(engine: Engine) -> Engine:
     return engine
 
 
-async def _is_sglang(http: EngineHttp) -> bool:
-    """vLLM in development mode has the route too, with other fields."""
+async def speaks_sglang(http: EngineHttp) -> bool:
+    """Whether the server is SGLang. vLLM in development mode has the route too, with other fields."""
     for path in ("/server_info", "/get_server_info"):
         fields = await _fields(http, path)
         if "model_path" in fields and "vllm_config" not in fields:

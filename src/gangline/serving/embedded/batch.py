@@ -156,6 +156,10 @@ class Batch:
         for sequence in self._running:
             sequence.cache.clear()
 
+    def score(self, ids: NDArray[np.int64]) -> list[float]:
+        """See `LanguageModel.score`."""
+        return [float(one) for one in self._model.score(ids)]
+
     def drop_all(self) -> list[Sequence]:
         """Empty the batch and all caches, because the model failed or the engine closes."""
         dropped = [*self._running, *self._waiting, *self._held]

@@ -95,8 +95,24 @@ class LanguageModel:
     @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         """Run the chunks and fill their caches. Returns the last tokens' logits: [chunk, vocab]."""
-        device = self.module.device
         starts = np.cumsum([0, *(len(ids) for _, ids in chunks)])
+        return self._logits(chunks, starts, starts[1:] - 1)
+
+    @torch.inference_mode()
+    def score(self, ids: NDArray[np.int64]) -> torch.Tensor:
+        """Log-probs [T - 1] of all ids but the first, each given those before it."""
+        cache, scored = self.new_cache(), list[torch.Tensor]()
+        for start in range(0, len(ids) - 1, self.prompt_tokens):
+            piece = ids[start : min(start + self.prompt_tokens, len(ids) - 1)]
+            logits = self._logits([Chunk(cache, piece)], np.array([0, len(piece)]), np.arange(len(piece)))
+            targets = torch.from_numpy(ids[start + 1 : start + 1 + len(piece)]).to(logits.device)
+            scored.append(logits.float().log_softmax(-1).gather(1, targets[:, None])[:, 0].cpu())
+        self.take_off(cache)
+        return torch.cat([torch.empty(0), *scored])
+
+    def _logits(self, chunks: Sequence[Chunk], starts: NDArray[np.int64], kept: NDArray[np.int64]) -> torch.Tensor:
+        """Logits [len(kept), vocab] after the tokens at `kept`. starts: of the chunks, and the end of the last."""
+        device = self.module.device
         for cache, ids in chunks:
             cache.reserve(cache.length + len(ids))
         positions = [np.arange(cache.length, cache.length + len(ids)) for cache, ids in chunks]
@@ -105,7 +121,7 @@ class LanguageModel:
             input_ids=torch.from_numpy(np.concatenate([ids for _, ids in chunks]))[None].to(device),
             position_ids=torch.from_numpy(np.concatenate(positions))[None].to(device),
             use_cache=False,
-            logits_to_keep=torch.from_numpy(starts[1:] - 1).to(device),
+            logits_to_keep=torch.from_numpy(kept).to(device),
             spans=Spans(
                 [span for span in spans if span.num_tokens > 1],
                 self._kv_batches.decoding([(span.start, span.cache) for span in spans if span.num_tokens == 1]),

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 from gangline.domain.errors import ContextOverflow, EngineUnavailable, GanglineError, InvalidRequest
@@ -96,6 +97,11 @@ class EmbeddedSampler:
                     return
         finally:
             self._send(partial(self._remove, reader))
+
+    async def score(self, ids: list[int]) -> list[float]:
+        """See `Scorer.score`. Sampling waits meanwhile. Raises: as `sample`."""
+        self._check(SampleRequest(prompt_ids=ids, max_tokens=1))
+        return await self._call(partial(self._batch.score, np.array(ids, np.int64)))
 
     async def pause(self, mode: PauseMode) -> None:
         """See `Sampler.pause`. Returns once no more tokens are sampled."""

@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gangline.train.learning.mask_settings import GroupMasks
     from gangline.train.run.evaluation import Evaluation
     from gangline.train.run.experiment import Experiment
+    from gangline.train.run.teacher import Teacher
     from gangline.train.run.tracking import Tracking
     from gangline.train.runs.records import EvaluationRecord, Results, StepRecord
     from gangline.wire.client.server import ServerClient
@@ -119,25 +120,41 @@ async def train_through(
         learner = await asyncio.to_thread(_learner, experiment, model_folder)
         weights_folder = experiment.service.weights or folder / "weights"
         tracking = await asyncio.to_thread(_tracking, experiment, folder, run, num_done)
-        with tracking, _view(folder, experiment, evaluation, num_done) as view:
-            trainer = Trainer(
-                folder,
-                schedule=experiment.schedule,
-                algorithm=experiment.algorithm.resolve(),
-                learner=learner,
-                service=client,
-                stream=stream,
-                weights=ServiceWeights(client, weights_folder, token=token, **_pushing(experiment)),
-                selection=selection_of(run, experiment),
-                masks=masks,
-                coalitions=experiment.coalitions,
-                on_step=_to_each(tracking.add, view.add),
-                evaluation=evaluation,
-                on_evaluation=_to_each(tracking.add, view.add_evaluation),
-            )
-            async with waits_told(client, view.say):
-                last_version = await trainer.run()
+        async with _teacher(experiment, model_folder) as teacher:
+            with tracking, _view(folder, experiment, evaluation, num_done) as view:
+                trainer = Trainer(
+                    folder,
+                    schedule=experiment.schedule,
+                    algorithm=experiment.algorithm.resolve(),
+                    learner=learner,
+                    service=client,
+                    stream=stream,
+                    weights=ServiceWeights(client, weights_folder, token=token, **_pushing(experiment)),
+                    selection=selection_of(run, experiment),
+                    masks=masks,
+                    coalitions=experiment.coalitions,
+                    teacher=teacher,
+                    on_step=_to_each(tracking.add, view.add),
+                    evaluation=evaluation,
+                    on_evaluation=_to_each(tracking.add, view.add_evaluation),
+                )
+                async with waits_told(client, view.say):
+                    last_version = await trainer.run()
         return await asyncio.to_thread(_finish, folder, experiment, learner, model_folder, view, last_version)
+
+
+@contextlib.asynccontextmanager
+async def _teacher(experiment: Experiment, model_folder: Path) -> AsyncGenerator[Teacher | None]:
+    """Raises: InvalidRequest if its ids mean something else to the model; EngineError."""
+    from gangline.models.language.tokenizer import load_tokenizer
+    from gangline.train.run.teacher import opened_teacher
+
+    if experiment.teacher is None:
+        yield None
+        return
+    tokenizer = await asyncio.to_thread(load_tokenizer, model_folder)
+    async with opened_teacher(experiment.teacher, tokenizer, patience_s=experiment.schedule.patience_s) as teacher:
+        yield teacher
 
 
 def stream_of(

@@ -54,6 +54,10 @@ class Algorithm(TrainingOptions):
         return self.loss.kl.coefficient > 0 or self.reward_kl.coefficient > 0
 
     @property
+    def has_teacher(self) -> bool:
+        return self.loss.distillation is not None
+
+    @property
     def moves_all_tokens(self) -> bool:
         """Whether tokens of advantage 0, as in groups whose rewards are all equal, have a gradient too."""
         return self.loss.moves_all_tokens or self.follows_from_scores
@@ -70,6 +74,8 @@ class Algorithm(TrainingOptions):
                 f"{trainer} gets ready advantages, and those of a critic or a token baseline follow from scores in the "
                 "reference trainer. Leave out critic and token_baseline, or use that trainer's own."
             )
+        if self.has_teacher:
+            raise InvalidRequest(f"{trainer} gets no log-probs of a teacher: leave out loss.distillation.")
         if self.resampling is not None:
             raise InvalidRequest(f"{trainer} gets every session, and resampling leaves some out: leave out resampling.")
         if one_by_one and self.advantage.is_of_step:
@@ -118,6 +124,8 @@ class Algorithm(TrainingOptions):
             )
         if self.turn_credit.returns is not None and self.advantage.baseline in ("length_weighted", "second_best"):
             raise ValueError(f"advantage.baseline {self.advantage.baseline} is of sessions, not of turns")
+        if self.has_teacher and self.dynamic_sampling:
+            raise ValueError("dynamic_sampling leaves out groups of one reward, of which a teacher judges every token")
         self._require_whole_rewards()
         of_turns = self.turn_credit.returns is not None or self.turn_credit.weight > 0
         if self.advantage.baseline == "greedy" and (self.compare == "roles" or of_turns):
@@ -214,6 +222,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "loss.dual_clip": 3.0,
         "loss.aggregation": "token_mean",
     },
+    "distill": {"loss.distillation": {}, "loss.aggregation": "token_mean"},
     "icepop": {
         "loss.correction": {"level": "token", "mode": "mask", "floor": 0.5, "cap": 5.0},
         "loss.aggregation": "token_mean",

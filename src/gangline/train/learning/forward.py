@@ -100,5 +100,6 @@ def loss_inputs(
         sessions=torch.from_numpy(batch.sessions).to(logprobs.device),
         old_logprobs=old_logprobs,
         reference_logprobs=reference_logprobs,
+        teacher_logprobs=None if batch.teacher_logprobs is None else like(batch.teacher_logprobs),
         entropies=entropies,
     )

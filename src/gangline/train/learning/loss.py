@@ -10,7 +10,7 @@ the engine reported it: `ratio = pi / pi_old`, `correction = min(pi_old / mu, ca
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -43,7 +43,9 @@ def policy_loss(inputs: LossInputs, settings: LossSettings, totals: LossTotals |
         raise ValueError("a KL penalty needs reference_logprobs: compute them, or set kl.coefficient to 0.")
     if settings.entropy > 0 and inputs.entropies is None:
         raise ValueError("an entropy bonus needs entropies: compute them, or set entropy to 0.")
-    trained = _only_trained(inputs)
+    if settings.distillation is not None and inputs.teacher_logprobs is None:
+        raise ValueError("distillation needs teacher_logprobs: ask the teacher, or leave out loss.distillation.")
+    trained = _taught(_only_trained(inputs), settings)
     if len(trained.logprobs) == 0:
         return LossResult(inputs.logprobs[:0].sum(), {})
     old = trained.behaviour_logprobs if trained.old_logprobs is None else trained.old_logprobs
@@ -78,8 +80,19 @@ def _only_trained(inputs: LossInputs) -> LossInputs:
         sessions=inputs.sessions,
         old_logprobs=pick(inputs.old_logprobs),
         reference_logprobs=pick(inputs.reference_logprobs),
+        teacher_logprobs=pick(inputs.teacher_logprobs),
         entropies=pick(inputs.entropies),
     )
+
+
+def _taught(inputs: LossInputs, settings: LossSettings) -> LossInputs:
+    """With the teacher's part in the advantages. It uses the policy in training, of which the ratio makes it an
+    estimate, and no gradient flows through it.
+    """
+    if settings.distillation is None or inputs.teacher_logprobs is None:
+        return inputs
+    towards = settings.distillation.coefficient * (inputs.teacher_logprobs - inputs.logprobs.detach())
+    return replace(inputs, advantages=settings.distillation.reward_weight * inputs.advantages + towards)
 
 
 def _of_sequence(log_ratio: Tensor, inputs: LossInputs) -> Tensor:
@@ -127,6 +140,9 @@ def _distances(old: Tensor, inputs: LossInputs, settings: LossSettings) -> dict[
         if inputs.reference_logprobs is not None:
             kl = kl_estimate(inputs.logprobs, inputs.reference_logprobs, settings.kl.estimator)
             found["reference_kl"] = float(kl.mean())
+        if inputs.teacher_logprobs is not None:
+            # Tokens were drawn from about this policy: KL(policy || teacher).
+            found["teacher_kl"] = float(kl_estimate(inputs.logprobs, inputs.teacher_logprobs, "k1").mean())
         if inputs.entropies is not None:
             found["entropy"] = float(inputs.entropies.mean())
         return found

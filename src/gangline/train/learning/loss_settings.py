@@ -104,6 +104,17 @@ class CovarianceSettings(TrainingOptions):
     """Only `covariance_kl`: factor of |log ratio|."""
 
 
+class DistillationSettings(TrainingOptions):
+    """Moves the policy towards a teacher, on the tokens that the policy sampled. To each token's advantage it adds
+    log p_teacher - log p, whose gradient is that of the reverse KL divergence.
+    """
+
+    coefficient: float = Field(default=1.0, gt=0)
+    """Factor of the difference, in nats."""
+    reward_weight: float = Field(default=0.0, ge=0)
+    """Factor of the advantage from rewards; 0: only the teacher counts."""
+
+
 Clipping = Literal[
     "surrogate",
     "weights",
@@ -150,6 +161,8 @@ class LossSettings(TrainingOptions):
     """Bonus per nat of a token's entropy."""
     kl: KLSettings = KLSettings()
     correction: CorrectionSettings = CorrectionSettings()
+    distillation: DistillationSettings | None = None
+    """None needs no teacher."""
     rejection: RejectionSettings | None = None
     """None disables rejection."""
     aggregation: Aggregation = "session_mean"
@@ -159,7 +172,8 @@ class LossSettings(TrainingOptions):
     @property
     def moves_all_tokens(self) -> bool:
         """Whether tokens of advantage 0 have a gradient too."""
-        return self.kl.coefficient > 0 or self.entropy > 0 or self.clipping in ("covariance_kl", "quadratic")
+        has_penalty = self.kl.coefficient > 0 or self.entropy > 0 or self.clipping in ("covariance_kl", "quadratic")
+        return has_penalty or self.distillation is not None
 
     @model_validator(mode="after")
     def _fits(self) -> LossSettings:
@@ -167,4 +181,8 @@ class LossSettings(TrainingOptions):
             raise ValueError(f"dual_clip does nothing with clipping: {self.clipping}; leave it out.")
         if self.ratio_level == "sequence" and self.clipping not in ("surrogate", "weights", "soft"):
             raise ValueError(f"clipping: {self.clipping} has no ratio of sequences; leave out ratio_level.")
+        if self.distillation is not None and self.clipping == "geometric":
+            raise ValueError(
+                "clipping: geometric averages advantages over a trace, and a teacher judges single tokens."
+            )
         return self

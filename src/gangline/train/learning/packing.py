@@ -62,6 +62,8 @@ class Batch:
     """[N] after each token, for a critic; 0 without a critic."""
     weights: NDArray[np.float64]
     behaviour_logprobs: NDArray[np.float64]
+    teacher_logprobs: NDArray[np.float64] | None
+    """[N], None without a teacher."""
     temperatures: NDArray[np.float32]
 
     @property
@@ -101,8 +103,18 @@ def pack(samples: Sequence[Sample], kind: LayoutKind = "packed") -> Batch:
         behaviour_logprobs=np.concatenate(
             [s.behaviour_logprobs[at].astype(np.float64) for s, at in zip(samples, trained, strict=True)]
         ),
+        teacher_logprobs=_of_teacher(samples, trained),
         temperatures=np.concatenate([s.temperatures[at] for s, at in zip(samples, trained, strict=True)]),
     )
+
+
+def _of_teacher(samples: Sequence[Sample], trained: Sequence[NDArray[np.int64]]) -> NDArray[np.float64] | None:
+    found = [
+        sample.teacher_logprobs[at].astype(np.float64)
+        for sample, at in zip(samples, trained, strict=True)
+        if sample.teacher_logprobs is not None
+    ]
+    return np.concatenate(found) if len(found) == len(samples) else None
 
 
 def pack_all(samples: Iterable[Sample], kind: LayoutKind = "packed", *, max_places: int) -> Iterator[Batch]:

@@ -56,6 +56,8 @@ class Sample:
     """-1 if not sampled."""
     temperatures: NDArray[np.float32]
     """Temperatures of the behaviour log-probs, as certified: softmax(logits / temperature). 1.0 if not sampled."""
+    teacher_logprobs: Logprobs | None = None
+    """The teacher's, for distillation; 0.0 where it gave none, and then the weight is 0.0."""
     rewards: NDArray[np.float64] | None = None
     """With a critic or a token baseline, the reward after each token (`credit.tokens`); `advantages` are then 0 until
     the model's scores are known. None if sessions are compared.

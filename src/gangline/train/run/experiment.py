@@ -25,6 +25,7 @@ from gangline.train.run.controls import Control
 from gangline.train.run.evaluation import EvaluationSettings
 from gangline.train.run.hooks import HookSettings, load_hooks
 from gangline.train.run.service_settings import ServiceSettings
+from gangline.train.run.teacher import TeacherSettings
 from gangline.train.run.tracking import TrackerName, TrackingSettings, check_trackers
 from gangline.train.run.vetted import Vetted
 
@@ -72,6 +73,8 @@ class Experiment(TrainingOptions):
     coalitions: CoalitionSettings | None = None
     """Distributes a session's advantage among players, using sessions with only some of them; None disables it."""
     data: DataSettings
+    teacher: TeacherSettings | None = None
+    """Scores the policy's tokens, for `loss.distillation`."""
     service: ServiceSettings = ServiceSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     learner: LearnerSettings = LearnerSettings()
@@ -112,6 +115,17 @@ class Experiment(TrainingOptions):
             raise InvalidRequest(
                 "coalitions share out the sessions' common reward, and with compare `roles` each role has its own "
                 "reward: leave out one of the two."
+            )
+        if algorithm.has_teacher != (self.teacher is not None):
+            raise InvalidRequest(
+                "loss.distillation (algorithm distill) needs an engine: `teacher: {url: http://HOST:PORT}`."
+                if self.teacher is None
+                else "the teacher has nothing to do: use algorithm distill or set loss.distillation, or leave it out."
+            )
+        if algorithm.has_teacher and self.degenerates is not None and self.degenerates.identical_rewards:
+            raise InvalidRequest(
+                "degenerates.identical_rewards leaves out groups of one reward, of which a teacher judges every token: "
+                "set it to false."
             )
         if self.control == "random_mask" and self.algorithm.resolve().loss.correction.level != "none":
             raise InvalidRequest(
@@ -232,6 +246,7 @@ def digest_of(experiment: Experiment) -> str:
         "data": {"tasks", "vetted"},
         "evaluation": {"tasks"},
         "service": True,
+        "teacher": {"url", "api_key_env", "rows_at_once"},
         "report_to": True,
         "tracking": True,
     }

@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from gangline.domain.errors import InvalidGroup
+from gangline.domain.tokens import Logprobs
 from gangline.train.collecting.groups import Group
 from gangline.train.collecting.side_rollouts.coalitions import CoalitionSettings
 from gangline.train.learning.algorithms import Algorithm
@@ -17,6 +20,7 @@ from gangline.train.learning.credit.coalitions import player_factors
 from gangline.train.learning.credit.turns import require_turn_scores
 from gangline.train.learning.mask_settings import GroupMasks, Phase
 from gangline.train.learning.samples import Mask, Sample, make_samples, over_batch, resampled
+from gangline.train.run.teacher import Teacher
 
 
 class Learning(Protocol):
@@ -53,12 +57,20 @@ class Learned(NamedTuple):
 
 
 class Lessons:
-    """masks: select the tokens to train on. coalitions: None distributes no advantage to players."""
+    """masks: select the tokens to train on. coalitions: None distributes no advantage to players. teacher: None for
+    algorithms without one.
+    """
 
     def __init__(
-        self, learner: Learning, algorithm: Algorithm, masks: GroupMasks, coalitions: CoalitionSettings | None
+        self,
+        learner: Learning,
+        algorithm: Algorithm,
+        masks: GroupMasks,
+        coalitions: CoalitionSettings | None,
+        teacher: Teacher | None,
     ) -> None:
         self.learner = learner
+        self._teacher = teacher
         self._algorithm = algorithm
         self._masks = masks
         self._coalitions = coalitions
@@ -69,17 +81,29 @@ class Lessons:
         with self._learner_is_used:
             self.learner.save_weights(folder)
 
-    def learn(self, groups: Sequence[Group], phase_of: Callable[[Group], Phase]) -> Learned:
-        """Update the learner once. Blocking. Raises: InvalidGroup, the learner's errors."""
+    async def scores(self, groups: Sequence[Group]) -> Mapping[str, Logprobs] | None:
+        """The teacher's log-probs for `learn`. Raises: as `Teacher.logprobs`."""
+        return None if self._teacher is None else await self._teacher.logprobs(groups)
+
+    def learn(
+        self,
+        groups: Sequence[Group],
+        phase_of: Callable[[Group], Phase],
+        scores: Mapping[str, Logprobs] | None = None,
+    ) -> Learned:
+        """Update the learner once. Blocking. scores: trace id -> log-probs [T] of the response, NaN where unknown.
+
+        Raises: InvalidGroup, the learner's errors.
+        """
         self._check_turn_scores(groups)
-        masks = [self._masks.mask(group, phase_of(group)) for group in groups]
+        masks = [_where_scored(self._masks.mask(group, phase_of(group)), scores) for group in groups]
         by_group = self._samples(groups, masks, {})
         if self._algorithm.reward_kl.coefficient > 0:
             with self._learner_is_used:
                 penalties = self.learner.reward_penalties([one for mine in by_group for one in mine])
             by_group = self._samples(groups, masks, penalties)
         samples = over_batch([sample for mine in by_group for sample in mine], self._algorithm.advantage)
-        samples = resampled(samples, self._algorithm.resampling)
+        samples = _taught(resampled(samples, self._algorithm.resampling), scores)
         ends = itertools.accumulate(map(len, by_group))
         num_one_reward = sum(
             not any(map(_is_judged, samples[end - len(mine) : end])) for mine, end in zip(by_group, ends, strict=True)
@@ -110,6 +134,23 @@ class Lessons:
             require_turn_scores(groups, "turn_credit.weight")
         if self._algorithm.turn_credit.returns is not None:
             require_turn_scores(groups, "turn_credit.returns")
+
+
+def _where_scored(mask: Mask, teacher: Mapping[str, Logprobs] | None) -> Mask:
+    return mask if teacher is None else lambda trace: mask(trace) * np.isfinite(teacher[trace.trace_id])
+
+
+def _taught(samples: Sequence[Sample], teacher: Mapping[str, Logprobs] | None) -> list[Sample]:
+    """With the teacher's log-probs. Raises: InvalidGroup."""
+    if teacher is None:
+        return list(samples)
+    for sample in samples:
+        if (other := sample.temperatures[(sample.weights != 0) & (sample.temperatures != 1)]).size:
+            raise InvalidGroup(
+                f"tokens of {sample.trace_id} were sampled at temperature {other[0]:g}, and a teacher's log-probs are "
+                "of temperature 1. Give the tasks `capture.sampling.temperature.override: 1`."
+            )
+    return [replace(one, teacher_logprobs=np.nan_to_num(teacher[one.trace_id], neginf=0.0)) for one in samples]
 
 
 def _is_judged(sample: Sample) -> bool:

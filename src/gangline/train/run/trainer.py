@@ -46,6 +46,7 @@ from gangline.train.run.checkpoint import Checkpoints, TrainerState, checkpoint_
 from gangline.train.run.evaluation import Evaluation
 from gangline.train.run.lessons import Learning, Lessons
 from gangline.train.run.lineage import weights_digest
+from gangline.train.run.teacher import Teacher
 from gangline.train.runs.log import RunLog
 from gangline.train.runs.records import CheckpointRecord, EvaluationRecord, StepRecord
 from gangline.train.weights.upkeep import Weights, WeightsUpkeep
@@ -88,6 +89,7 @@ class Trainer:
         selection: Selection | None = None,
         masks: GroupMasks | None = None,
         coalitions: CoalitionSettings | None = None,
+        teacher: Teacher | None = None,
         on_step: Callable[[StepRecord], None] = lambda _: None,
         evaluation: Evaluation | None = None,
         on_evaluation: Callable[[EvaluationRecord], None] = lambda _: None,
@@ -95,6 +97,7 @@ class Trainer:
         """folder: of the run; where there are checkpoints in it, the run continues from the last. selection: None keeps
         whole groups. masks: None trains on every sampled token. coalitions: None shares no advantage out to players.
 
+        teacher: of an algorithm with `has_teacher`.
         evaluation: runs before the first step, after the last, and when due in between.
         """
         selection = selection or Selection()
@@ -102,7 +105,7 @@ class Trainer:
         self._schedule = schedule
         self._stream = stream
         self._coalitions = coalitions
-        self._lessons = Lessons(learner, algorithm, masks or GroupMasks(FullMask()), coalitions)
+        self._lessons = Lessons(learner, algorithm, masks or GroupMasks(FullMask()), coalitions, teacher)
         self._batches = Batches(
             schedule,
             service,
@@ -193,7 +196,8 @@ class Trainer:
         """
         version, began = self._version, time.monotonic()
         try:
-            learned = await asyncio.to_thread(self._lessons.learn, groups, self._phase)
+            scores = await self._lessons.scores(groups)
+            learned = await asyncio.to_thread(self._lessons.learn, groups, self._phase, scores)
         except asyncio.CancelledError:
             self._lessons.learner.abandon()  # else the process could not exit before the step ends
             raise

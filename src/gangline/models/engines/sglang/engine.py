@@ -20,7 +20,7 @@ from gangline.domain.conversation import Message, ModelCall, SamplingParams, Tex
 from gangline.domain.errors import EngineIncapable, EngineMalformed, EngineRefused
 from gangline.domain.evidence.contract import AskedEvidence
 from gangline.domain.node_views import TemplateFacts
-from gangline.domain.tokens import TokenIds
+from gangline.domain.tokens import Logprobs, TokenIds
 from gangline.models.engines.contract import EngineCapabilities, EngineReply, EngineRequest
 from gangline.models.engines.evidence import WireEvidence
 from gangline.models.engines.fields import messages_in_turns, sent_ids
@@ -34,6 +34,8 @@ from gangline.models.engines.sglang.wire import (
     learn,
     render_body,
     reply_type,
+    score_body,
+    scores_of,
 )
 from gangline.models.engines.sight import Sight, with_evidence
 from gangline.models.engines.templates.probe import probe_template
@@ -170,6 +172,10 @@ class SglangEngine(EngineClient):
         body = msgspec.json.encode(fields | {"skip_special_tokens": False})
         text = decode(await self._http.post("/detokenize", body), Detokenized, self.url).text
         return text if isinstance(text, str) else "".join(text)
+
+    async def score(self, ids: TokenIds) -> Logprobs:
+        """See `VllmEngine.score`."""
+        return scores_of(await self._http.post("/generate", score_body(ids)), ids, self.url)
 
     async def _chat(self, body: bytes | Sequence[bytes], session_id: str | None = None) -> SglangReply:
         answer = await self._http.post("/v1/chat/completions", body, session_id)

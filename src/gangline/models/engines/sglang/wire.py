@@ -5,6 +5,7 @@ Source: SGLang 0.5.23, `srt/entrypoints/openai`; read but not run, since it need
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
@@ -12,7 +13,8 @@ import msgspec
 import numpy as np
 
 from gangline.domain.conversation import Message, ToolDefinition
-from gangline.domain.tokens import logprobs
+from gangline.domain.errors import EngineMalformed
+from gangline.domain.tokens import Logprobs, TokenIds, logprobs
 from gangline.models.engines.contract import EngineChoice, EngineReply, EngineRequest
 from gangline.models.engines.evidence import Found, WireEvidence
 from gangline.models.engines.fields import NEUTRAL_SAMPLING, body_of, call_fields, messages_fields
@@ -24,6 +26,7 @@ from gangline.models.engines.replies import (
     WireMessage,
     WireSpan,
     WireUsage,
+    decode,
     ids_from_json,
     ids_of,
     logprob_values,
@@ -194,3 +197,25 @@ def _spans(meta: _Meta, num_sampled: int) -> list[WireSpan] | None:
     if meta.weight_versions is not None or meta.weight_version is None:
         return meta.weight_versions
     return [WireSpan(meta.weight_version, 0, num_sampled)]
+
+
+class _PromptMeta(msgspec.Struct):
+    input_token_logprobs: list[tuple[float | None, int, Any]] = []
+
+
+class _ScoredPrompt(msgspec.Struct):
+    meta_info: _PromptMeta
+
+
+def score_body(ids: TokenIds) -> bytes:
+    sampling = {"temperature": 1.0, "max_new_tokens": 0, "skip_special_tokens": False}
+    fields = {"input_ids": ids.tolist(), "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
+    return msgspec.json.encode(fields)
+
+
+def scores_of(body: bytes, ids: TokenIds, url: str) -> Logprobs:
+    """[T], NaN where the engine reports none. Raises: EngineMalformed."""
+    entries = decode(body, _ScoredPrompt, url).meta_info.input_token_logprobs
+    if [one for _, one, _ in entries] != ids.tolist():
+        raise EngineMalformed(f"engine {url} returned log-probs of other ids than the {len(ids)} asked ones")
+    return logprobs(math.nan if value is None else value for value, _, _ in entries)

@@ -23,7 +23,7 @@ from gangline.domain.errors import EngineIncapable, EngineMalformed, EngineRefus
 from gangline.domain.evidence.contract import AskedEvidence
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.reply import ReplyDelta, TokenLogprob, ToolCallDelta
-from gangline.domain.tokens import TokenIds
+from gangline.domain.tokens import Logprobs, TokenIds
 from gangline.models.engines.contract import (
     EngineCapabilities,
     EngineDelta,
@@ -57,6 +57,8 @@ from gangline.models.engines.vllm.wire import (
     render_body,
     rendered_ids,
     reply_type,
+    score_body,
+    scores_of,
 )
 from gangline.models.engines.vocabulary import vocabulary_size
 
@@ -219,6 +221,13 @@ class VllmEngine(EngineClient):
     async def detokenize(self, ids: Sequence[int]) -> str:
         body = msgspec.json.encode({"model": await self._model_name(), "tokens": [int(token) for token in ids]})
         return decode(await self._http.post("/detokenize", body), dict[str, str], self.url).get("prompt", "")
+
+    async def score(self, ids: TokenIds) -> Logprobs:
+        """Log-probs [T] of all ids, each given those before it, at temperature 1; NaN for the first, and where the
+        engine reports none. Raises: ContextOverflow if they, and one token more, exceed the engine's context.
+        """
+        body = score_body(await self._model_name(), ids)
+        return scores_of(await self._http.post("/v1/completions", body), ids, self.url)
 
     async def _render_or_none(self, messages: Sequence[Message]) -> TokenIds | None:
         try:

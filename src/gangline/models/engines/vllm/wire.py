@@ -6,6 +6,7 @@ Source: vLLM 0.32/0.33 `entrypoints/openai` protocols; tested against 0.32.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Generic, TypeVar, cast
@@ -15,7 +16,7 @@ import msgspec
 from gangline.domain.conversation import Message, ModelCall, ToolDefinition
 from gangline.domain.errors import EngineMalformed
 from gangline.domain.reply import TokenLogprob
-from gangline.domain.tokens import TokenIds, logprobs
+from gangline.domain.tokens import Logprobs, TokenIds, logprobs
 from gangline.models.engines.contract import EngineChoice, EngineReply, EngineRequest
 from gangline.models.engines.evidence import Found, WireEvidence
 from gangline.models.engines.fields import (
@@ -64,6 +65,8 @@ __all__ = [
     "render_body",
     "rendered_ids",
     "reply_type",
+    "score_body",
+    "scores_of",
 ]
 
 
@@ -279,3 +282,30 @@ def _shown_logprobs(choice: AnyChoice) -> tuple[TokenLogprob, ...]:
 
 def _stop_reason(choice: AnyChoice) -> str | None:
     return None if choice.stop_reason is None else str(choice.stop_reason)
+
+
+class _Scored(msgspec.Struct):
+    logprob: float | None = None
+
+
+class _ScoredChoice(msgspec.Struct):
+    prompt_logprobs: list[dict[str, _Scored] | None] = []
+
+
+class _ScoredReply(msgspec.Struct):
+    choices: list[_ScoredChoice]
+
+
+def score_body(model: str, ids: TokenIds) -> bytes:
+    fields = {"model": model, "prompt": ids.tolist(), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+    return msgspec.json.encode(fields)
+
+
+def scores_of(body: bytes, ids: TokenIds, url: str) -> Logprobs:
+    """[T], NaN where the engine reports none. Raises: EngineMalformed."""
+    choices = decode(body, _ScoredReply, url).choices
+    entries = choices[0].prompt_logprobs if choices else []
+    if len(entries) != len(ids):
+        raise EngineMalformed(f"engine {url} returned {len(entries)} prompt log-probs for {len(ids)} ids")
+    found = ((entry or {}).get(str(one)) for entry, one in zip(entries, ids.tolist(), strict=True))
+    return logprobs(math.nan if one is None or one.logprob is None else one.logprob for one in found)

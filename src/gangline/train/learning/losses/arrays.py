@@ -30,6 +30,8 @@ class LossInputs:
     """Log-probs of the trainer's policy at the start of the update."""
     reference_logprobs: Tensor | None = None
     """Log-probs of the reference model, needed for a KL penalty."""
+    teacher_logprobs: Tensor | None = None
+    """Log-probs of the teacher, needed for distillation."""
     entropies: Tensor | None = None
     """Nats, of the distributions that the tokens were drawn from; needed for an entropy bonus."""
 

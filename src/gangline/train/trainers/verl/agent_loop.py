@@ -17,7 +17,6 @@ from typing import Any, Self
 import ray
 from tensordict import TensorDict
 
-from gangline.domain.errors import InvalidRequest
 from gangline.train.trainers.verl.settings import read_settings, require_supported
 from gangline.train.trainers.verl.worker import SessionWorker
 
@@ -39,15 +38,14 @@ class GanglineAgentLoopManager:
     ) -> Self:
         """Returns once a node samples from verl's engines.
 
-        reward_loop_worker_handles: unused, because sessions are graded by their task's evaluator. Raises:
+        teacher_client: verl's teachers, of its distillation. reward_loop_worker_handles: unused, because sessions are
+        graded by their task's evaluator. Raises:
         InvalidRequest if verl's configuration is not supported, before anything is started; errors of the start.
         """
-        if teacher_client is not None:
-            raise InvalidRequest("distillation needs log-probs of a teacher, which rows of sessions do not have.")
         require_supported(config)
         settings = read_settings(config)
         actor: Any = ray.remote(SessionWorker)
-        worker = actor.options(max_concurrency=_AT_ONCE, num_cpus=0).remote(config, llm_client)
+        worker = actor.options(max_concurrency=_AT_ONCE, num_cpus=0).remote(config, llm_client, teacher_client)
         url = ray.get(worker.start.remote())
         _log.info("verl.engines_served url=%s server=%s", url, settings.url)
         return cls(worker)

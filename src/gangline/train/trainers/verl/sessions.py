@@ -7,13 +7,14 @@ sessions that cannot be trained on ends as `failure`, never with an invented rew
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from tensordict import TensorDict
 
 from gangline.domain.errors import GanglineError, InvalidGroup
 from gangline.domain.session import SessionResult
+from gangline.machine.event_loop import call_all
 from gangline.rows.measured import why_not_measured
 from gangline.train.collecting.giving_up import Patience
 from gangline.train.collecting.groups import ValiditySettings, judge_group
@@ -26,6 +27,10 @@ _log = logging.getLogger("gangline.train.trainers.verl")
 _RETRY_S = 1.0
 
 Status = Literal["finished", "failure"]
+
+
+Teach = Callable[[dict[str, Any]], Coroutine[Any, Any, dict[str, Any]]]
+"""Fields of a training row -> the same with `teacher_ids` and `teacher_logprobs` [P + R, 1 or k]."""
 
 
 class Queue(Protocol):
@@ -49,9 +54,12 @@ class PromptRunner:
         num_samples: Mapping[Literal["train", "val"], int],
         validity: ValiditySettings,
         compares_sessions: bool,
+        teach: Teach | None = None,
         retry_s: float = _RETRY_S,
     ) -> None:
-        """sampling, num_samples: by partition. compares_sessions: see `rows.training_rows`."""
+        """sampling, num_samples: by partition. compares_sessions: see `rows.training_rows`. teach: if
+        verl distils.
+        """
         self._open = OpenTasks(service, retry_s)
         self._queue = queue
         self._tasks = tasks
@@ -59,6 +67,7 @@ class PromptRunner:
         self._num_samples = num_samples
         self._validity = validity
         self._compares_sessions = compares_sessions
+        self._teach = teach
         self._patience = Patience()
         self._given_up: InvalidGroup | None = None
 
@@ -110,6 +119,8 @@ class PromptRunner:
                 )
                 for session_id, reason in verdict.reasons.items():
                     _log.warning("verl.session_left_out uid=%s session=%s reason=%s", prompt.uid, session_id, reason)
+                if self._teach is not None:
+                    rows.fields = await call_all([self._teach(fields) for fields in rows.fields])
                 return rows, "failure" if verdict.reasons else "finished"
             _log.warning("verl.group_invalid uid=%s run=%d reasons=%s", prompt.uid, run, verdict.reasons)
             if verdict.action == "drop":

@@ -104,7 +104,6 @@ def require_supported(config: Any) -> None:
     """
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     sampling = sampling_of(config, "train")
-    distillation: Any = config.get("distillation") or {}
     wrong = {
         "trainer.use_v1 must be true: the older trainer takes no rows from sessions": not config.trainer.use_v1,
         "rollout.calculate_log_probs must be true: rows carry the engine's log-probs": not rollout.calculate_log_probs,
@@ -121,9 +120,6 @@ def require_supported(config: Any) -> None:
         "rollout.enable_rollout_routing_replay must be false: nodes reach verl's engines by a route that reports no "
         "experts (`to_data_proto` takes them from sessions of other engines)": bool(
             rollout.get("enable_rollout_routing_replay", False)
-        ),
-        "distillation needs log-probs of a teacher, which rows of sessions do not have": bool(
-            distillation.get("enabled", False)
         ),
     }
     if found := [why for why, is_wrong in wrong.items() if is_wrong]:

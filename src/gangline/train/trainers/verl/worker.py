@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 from gangline.train.trainers.verl.engine import NodeKeeper, make_sampler, served
 from gangline.train.trainers.verl.prompts import TaskMaker, prompts_in
-from gangline.train.trainers.verl.sessions import PromptRunner
+from gangline.train.trainers.verl.sessions import PromptRunner, Teach
 from gangline.train.trainers.verl.settings import GanglineSettings, read_settings, require_supported, sampling_of
 from gangline.wire.client.server import ServerClient
 
@@ -21,11 +21,12 @@ from gangline.wire.client.server import ServerClient
 class SessionWorker:
     """Call `start` once, then `generate` any number of times. It lives as long as its actor."""
 
-    def __init__(self, config: Any, llm_client: Any) -> None:
-        """config: verl's. llm_client: verl's client of its engines. Raises: InvalidRequest."""
+    def __init__(self, config: Any, llm_client: Any, teacher_client: Any = None) -> None:
+        """config: verl's. llm_client, teacher_client: verl's clients of its engines. Raises: InvalidRequest."""
         require_supported(config)
         self._config = config
         self._llm_client = llm_client
+        self._teacher_client = teacher_client
         self._settings = read_settings(config)
         self._stack = AsyncExitStack()
         self._work = set[asyncio.Task[None]]()
@@ -56,6 +57,7 @@ class SessionWorker:
             num_samples={"train": rollout.n, "val": rollout.val_kwargs.n},
             validity=self._settings.validity,
             compares_sessions=self._config.algorithm.adv_estimator == "grpo",
+            teach=None if self._teacher_client is None else teaching(self._config, self._teacher_client),
         )
         return url
 
@@ -75,6 +77,20 @@ class SessionWorker:
         task = asyncio.create_task(work)
         self._work.add(task)
         task.add_done_callback(self._work.discard)
+
+
+def teaching(config: Any, client: Any) -> Teach:
+    """verl's teachers of a row's tokens, as its own agent loops ask them. client: verl's clients of its teachers."""
+    module: Any = importlib.import_module("verl.experimental.teacher_loop.teacher_manager")
+    teachers = module.AsyncTeacherLLMServerManager(config, client)
+
+    async def teach(fields: dict[str, Any]) -> dict[str, Any]:
+        teacher_ids, teacher_logprobs = await teachers.compute_teacher_logprobs_single(
+            sequence_ids=fields["input_ids"].tolist(), routing_key=fields.get(config.distillation.teacher_key)
+        )
+        return fields | {"teacher_ids": teacher_ids, "teacher_logprobs": teacher_logprobs}
+
+    return teach
 
 
 def with_own_address(settings: GanglineSettings) -> GanglineSettings:
