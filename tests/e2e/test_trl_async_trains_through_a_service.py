@@ -28,7 +28,7 @@ from gangline.train.weights.update import ServiceWeights
 from gangline.wire.client.server import ServerClient
 from support.node.node import running_node
 from support.sdk.talking_agent import TEMPERATURE, tasks
-from support.training.samples import group
+from support.training.samples import session, trace
 from support.training.tiny_policy import tiny_policy, until_served
 from support.training.trl_async import async_config, make_async_trainer, on_a_cpu
 from support.training.trl_training import word_tokenizer
@@ -142,8 +142,25 @@ def asked_until_it_fails(rollouts: AsyncServiceRollouts) -> None:
         time.sleep(0.01)
 
 
+def test_stale_rows_are_left_to_trl_and_unknown_versions_are_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    straggler, later = (session(name, float(at), trace(versions=[4 + at])) for at, name in enumerate(("s0", "s1")))
+    unknown = session("s1", 0.0, trace(versions=[-1]))
+    groups = [Group("known", (straggler, later)), Group("unknown", (straggler, unknown))]
+    rollouts, _ = worker(tmp_path, *groups, max_staleness=0)  # then nothing
+    rollouts.init_weight_transfer()
+    rollouts.start()
+    with pytest.raises(IndexError):
+        asked_until_it_fails(rollouts)
+    assert [rollouts.rollout_buffer.get_nowait().model_version for _ in range(2)] == [0, 1]
+    assert rollouts.rollout_buffer.empty()
+    assert "trl.group_left_out task_id=unknown reason=unknown_version" in caplog.text
+    rollouts.destroy()
+
+
 def test_what_ends_collecting_is_raised_to_the_trainer(tmp_path: Path) -> None:
-    rollouts, _ = worker(tmp_path, group(1.0, 0.0), max_staleness=1)  # of version 0, where 4 is served; then nothing
+    rollouts, _ = worker(tmp_path)  # nothing comes
     rollouts.init_weight_transfer()
     rollouts.start()
     with pytest.raises(IndexError, match="pop from empty list"):

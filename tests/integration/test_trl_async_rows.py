@@ -87,11 +87,11 @@ def test_the_adapter_keeps_the_contract(check: Check) -> None:
     run_check(check, Subject(convert=convert, read=read, contract=adapter.CONTRACT))
 
 
-def test_advantages_are_the_algorithms_and_rows_of_a_group_have_its_oldest_version() -> None:
+def test_advantages_are_the_algorithms_and_each_row_has_the_version_of_its_oldest_token() -> None:
     found = to_rollout_samples(several(), 2, GRPO, group_id=7, first_version=3)
     ours = make_samples(several(), GRPO)
     assert [one.advantage for one in found] == [float(one.advantages[0]) for one in ours]
-    assert {one.model_version for one in found} == {3}  # the oldest is 5, and 3 counts as 1
+    assert [one.model_version for one in found] == [3, 4, 4, 5]  # 5, 6, 6 and 7, where 3 counts as 1
     assert {one.group_id for one in found} == {7}
     assert found[0].metrics == {"reward": 1.0, "reward_std": 0.5, "traces_per_session": 2.0}
 
@@ -99,7 +99,7 @@ def test_advantages_are_the_algorithms_and_rows_of_a_group_have_its_oldest_versi
 def test_a_token_that_is_masked_has_no_say_in_the_version() -> None:
     found = to_rollout_samples(several(), 2, GRPO, mask=lambda one: last_turns(one, 1))
     assert found[0].completion_mask.tolist() == [0] * 8 + [1, 1]
-    assert {one.model_version for one in found} == {6}
+    assert [one.model_version for one in found] == [6, 6, 6, 7]
 
 
 def test_what_trls_rows_cannot_hold_is_refused() -> None:
@@ -165,10 +165,14 @@ def test_every_trained_token_reaches_trls_batch_once(planner: str) -> None:
     assert not metrics["sample/dropped_stale_total"]
 
 
-def test_trl_drops_the_rows_of_a_stale_group_together() -> None:
-    old = to_rollout_samples(several(), 2, GRPO)
-    fresh = to_rollout_samples(group(1.0, 0.0), 2, GRPO, first_version=-5)  # of version 6 in TRL's count
-    source, metrics = dataset([*old, *fresh], version=7)
-    taken = list(islice(iter(source), len(fresh)))
-    assert len(metrics["sample/dropped_stale_total"]) == len(old)
-    assert [one["advantage"] for one in taken] == [one.advantage for one in fresh]
+@pytest.mark.parametrize(("version", "lags"), [(6, [1, 0, 0, -1]), (7, [1, 1, 0]), (8, [1]), (9, [])])
+def test_trls_own_rule_drops_the_stale_rows_of_a_group_and_keeps_the_others(version: int, lags: list[int]) -> None:
+    """Rows of versions 5, 6, 6 and 7; the second group is there so that the queue has something to give."""
+    found = to_rollout_samples(several(), 2, GRPO)
+    fresh = to_rollout_samples(group(1.0, 0.0), 2, GRPO, first_version=1 - version)
+    source, metrics = dataset([*found, *fresh], version=version)
+    taken: list[Any] = list(islice(iter(source), len(lags) + len(fresh)))
+    kept = [one for one in found if version - one.model_version <= 1]
+    assert [one["advantage"] for one in taken] == [one.advantage for one in [*kept, *fresh]]
+    assert len(metrics["sample/dropped_stale_total"]) == len(found) - len(lags)
+    assert metrics["sample/staleness_mean"][: len(lags)] == lags

@@ -233,8 +233,7 @@ ACTIONS: dict[str, str] = {
     "prime_rl.group_left_out": "A group has tokens older than `staleness` allows, or of unknown version; another is "
     "collected.",
     "trl.row_left_out": "A row is longer than the `token_budget` of TRL's trainer, and `long_rows` is `leave_out`.",
-    "trl.group_left_out": "A group has tokens older than TRL's `max_staleness` allows, or of unknown version; another "
-    "is collected.",
+    "trl.group_left_out": "A group for TRL's trainer has tokens of unknown version; another is collected.",
     "group.not_whole": "Sessions of a group cannot be compared with the others; it is dropped, or its task run again.",
     "tasks.came_to_nothing": "No session of some tasks in a row made a model call, or all failed by one fault of the "
     "infrastructure; at `limit` tasks collecting ends with an error.",

@@ -1,8 +1,8 @@
 """Converts groups to TRL's `RolloutSample`s with computed advantages.
 
 Laws, in addition to the contract (`gangline.train.trainers.contract`): a row that TRL would drop for its length is
-refused, or left out and logged. Rows of a group have the version of its oldest token, so TRL keeps or drops them
-together, unless weights change while it takes them.
+refused, or left out and logged. A row has the version of its own oldest trained token, so TRL drops what is too old and
+keeps the group's other rows, with advantages over the whole group.
 
 Source: trl 1.16.0, experimental/async_grpo (`RolloutSample`, `RolloutQueueDataset`, `TokenBudgetBatcher`, `TreeRow`,
 `compute_loss`), which is experimental in TRL.
@@ -63,7 +63,6 @@ def to_rollout_samples(
         for row, sample in zip(rows, samples, strict=True)
         if sample.weights.any() and _fits(row, token_budget, long_rows)
     ]
-    oldest = min((_oldest(row, sample) for row, sample in found), default=0)
     metrics = {"reward_std": group.deviation, "traces_per_session": len(rows) / num_samples}
     return [
         make(
@@ -73,7 +72,7 @@ def to_rollout_samples(
             completion_mask=_whole(row, _zeros_and_ones(row, sample), np.int64),
             old_log_probs=_whole(row, row.logprobs, np.float32),
             advantage=_one_advantage(row, sample),
-            model_version=oldest - first_version + 1,
+            model_version=int(row.versions[sample.weights != 0].min()) - first_version + 1,
             group_id=group_id,
             metrics={"reward": row.reward, **metrics},
         )
@@ -94,10 +93,6 @@ def _fits(row: TrainerRow, token_budget: int, long_rows: LongRows) -> bool:
         )
     _log.warning("trl.row_left_out trace_id=%s tokens=%d token_budget=%d", row.trace_id, length, token_budget)
     return False
-
-
-def _oldest(row: TrainerRow, sample: Sample) -> int:
-    return int(row.versions[sample.weights != 0].min())
 
 
 def _zeros_and_ones(row: TrainerRow, sample: Sample) -> Any:

@@ -4,7 +4,8 @@ As the rollout worker it puts a `RolloutSample` for each trace into the queue th
 writes the tensors that TRL streams into a folder and pushes that to the engines: the gates close, the engines load, the
 gates receive the version and open.
 
-Law: a group with tokens older than `max_staleness`, or of unknown version, is left out and logged.
+Laws: TRL judges each row by the version of its oldest trained token (`max_staleness`). A group with tokens of unknown
+version is left out and logged.
 
 Source: trl 1.16.0, experimental/async_grpo/async_grpo_trainer.py (`RolloutWorkerProtocol`, `WeightTransferProtocol`,
 `_TrainBeginCallback`, `_sync_weight_merged`: order of the calls), which is experimental in TRL.
@@ -27,7 +28,7 @@ from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariable
 from torch import Tensor
 
 from gangline.domain.errors import InvalidRequest
-from gangline.train.collecting.admission import StalenessSettings, is_fresh
+from gangline.train.collecting.admission import lag_of
 from gangline.train.collecting.groups import Group, trainable_traces
 from gangline.train.learning.algorithms import Algorithm
 from gangline.train.learning.masks import all_sampled
@@ -146,18 +147,16 @@ class AsyncServiceRollouts:
         return asyncio.create_task(self._produce(service))
 
     async def _produce(self, service: Connection) -> None:
-        staleness = StalenessSettings(max_lag=self._args.max_staleness)
         group_ids = itertools.count()
         while True:
             if self.rollout_buffer.qsize() >= self._max_queued:
                 await asyncio.sleep(_FULL_S)
                 continue
             for group in await service.collector.collect(1):
-                version = service.first_version - 1 + self._version
-                if all(is_fresh(trainable_traces(session), version, staleness) for session in group.sessions):
-                    self._put(service, group, next(group_ids))
+                if any(lag_of(trainable_traces(session), self._version) is None for session in group.sessions):
+                    _log.warning("trl.group_left_out task_id=%s reason=unknown_version", group.task_id)
                 else:
-                    _log.warning("trl.group_left_out task_id=%s version=%d reason=stale", group.task_id, version)
+                    self._put(service, group, next(group_ids))
 
     def _put(self, service: Connection, group: Group, group_id: int) -> None:
         samples = to_rollout_samples(
