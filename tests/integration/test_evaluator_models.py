@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from gangline.domain.contracts import EvaluationContext, GraderEngine, Reward
 from gangline.domain.errors import GraderUnavailable, InvalidRequest
 from gangline.domain.ids import new_id
-from gangline.grading.models.judge import JudgeConfig, JudgeEvaluator
+from gangline.grading.models.judge import cut_to_fit
 from gangline.node.sessions.attempt import Attempt
 from gangline.node.sessions.parts import Verdicts
 from gangline.settings import plugins
@@ -357,8 +357,7 @@ async def test_a_trace_cannot_pose_as_another_one(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=12), st.integers(1, 900))
 def test_traces_share_the_room_and_only_the_longest_are_cut(lengths: list[int], max_chars: int) -> None:
-    judge = JudgeEvaluator(JudgeConfig(engine="judge", rubric="r", max_chars=max_chars))
-    cut = judge._cut(["x" * length for length in lengths])  # pyright: ignore[reportPrivateUsage]
+    cut = cut_to_fit(["x" * length for length in lengths], max_chars)
     assert sum(text.count("x") for text in cut) <= max_chars
     whole = [length for length, text in zip(lengths, cut, strict=True) if "left out" not in text]
     others = [length for length, text in zip(lengths, cut, strict=True) if "left out" in text]

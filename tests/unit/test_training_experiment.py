@@ -127,6 +127,54 @@ def test_a_mistake_is_named_by_its_field_and_what_is_allowed(
     assert says in str(caught.value)
 
 
+TEACHER = {"url": "http://gpu:8000"}
+JUDGE = {"url": "http://gpu:8000", "rubric": "right?"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"algorithm": {"name": "distill"}}, "needs an engine: `teacher:"),
+        ({"teacher": TEACHER}, "the teacher has nothing to do"),
+        ({"teacher": {"url": "gpu:8000"}}, "teacher.url: String should match pattern"),
+        (
+            {"teacher": TEACHER, "algorithm": {"name": "distill"}, "degenerates": {"identical_rewards": True}},
+            "of which a teacher judges every token",
+        ),
+        (
+            {"teacher": TEACHER, "algorithm": {"name": "dapo", "overrides": {"loss.distillation": {}}}},
+            "dynamic_sampling leaves out groups of one reward",
+        ),
+        (
+            {"teacher": TEACHER, "algorithm": {"name": "gmpo", "overrides": {"loss.distillation": {}}}},
+            "a teacher judges single tokens",
+        ),
+        ({"group_judge": JUDGE | {"rounds": 3}}, "group_judge.rounds: Input should be a multiple of 2"),
+        ({"group_judge": JUDGE, "data": {"tasks": "tasks.jsonl", "num_samples": 1}}, "set data.num_samples to 2"),
+        ({"group_judge": JUDGE, "algorithm": {"name": "remax"}}, "leave out coalitions and remax"),
+        ({"group_judge": JUDGE, "coalitions": {"players": ["a", "b"]}}, "leave out coalitions and remax"),
+    ],
+    ids=str,
+)
+def test_teachers_and_judges_of_groups_that_do_not_fit_are_refused(
+    tmp_path: Path, changes: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read(tmp_path, **changes)
+    assert problem in str(caught.value)
+
+
+def test_where_a_teacher_and_a_judge_answer_is_no_part_of_an_experiment_and_who_they_are_is(tmp_path: Path) -> None:
+    def found(**changes: Any) -> str:
+        both = {"teacher": TEACHER, "group_judge": JUDGE, "algorithm": {"name": "distill"}} | changes
+        return digest_of(read(tmp_path, **both))
+
+    other = "http://other:1"
+    assert found() == found(teacher={"url": other}) == found(group_judge=JUDGE | {"url": other})
+    changed = (found(teacher=TEACHER | {"model": "m"}), found(group_judge=JUDGE | {"rubric": "short?"}))
+    assert len({found(), *changed}) == 3
+
+
 def test_a_service_of_its_own_takes_what_up_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GANGLINE_NODE__RUN_SLOTS", "5")
     monkeypatch.setenv("GANGLINE_NODE__READY_SLOTS", "7")

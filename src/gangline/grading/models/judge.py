@@ -139,20 +139,14 @@ class JudgeEvaluator:
         """The texts to grade, and the reason if there are none. One per trace if traces are read, otherwise one."""
         if self._config.reads == "answer":
             answer, missing = await answer_of(context, self._config)
-            return ([] if answer is None else self._cut([without_thoughts(answer)])), missing
+            return ([] if answer is None else cut_to_fit([without_thoughts(answer)], self._config.max_chars)), missing
         traces: list[dict[str, Any]] = transcript(context)["traces"]
         if self._config.reads == "traces":
-            return self._cut([_text(trace["response_messages"]) for trace in traces]), "the session has no traces"
+            works = [_text(trace["response_messages"]) for trace in traces]
+            return cut_to_fit(works, self._config.max_chars), "the session has no traces"
         main = [[*one["prompt_messages"], *one["response_messages"]] for one in traces if one["role"] == "main"]
-        return (self._cut([_text(main)]) if main else []), "the session has no conversation"
-
-    def _cut(self, works: list[str]) -> list[str]:
-        """The works, with the longest ones cut until all fit."""
-        left, room = self._config.max_chars, dict[int, int]()
-        for number, at in enumerate(sorted(range(len(works)), key=lambda at: len(works[at]))):
-            room[at] = min(len(works[at]), left // (len(works) - number))
-            left -= room[at]
-        return [_shortened(work, room[at]) for at, work in enumerate(works)]
+        works = cut_to_fit([_text(main)], self._config.max_chars) if main else []
+        return works, "the session has no conversation"
 
     def _body(self, context: EvaluationContext, works: Sequence[str], form: Form, vote: int) -> dict[str, Any]:
         config = self._config
@@ -213,6 +207,15 @@ class JudgeEvaluator:
                 return statistics.median(scores)
             case "majority":
                 return min(statistics.multimode(scores))
+
+
+def cut_to_fit(works: Sequence[str], max_chars: int) -> list[str]:
+    """The works, with the longest ones cut until all fit."""
+    left, room = max_chars, dict[int, int]()
+    for number, at in enumerate(sorted(range(len(works)), key=lambda at: len(works[at]))):
+        room[at] = min(len(works[at]), left // (len(works) - number))
+        left -= room[at]
+    return [_shortened(work, room[at]) for at, work in enumerate(works)]
 
 
 def _text(messages: list[Any]) -> str:

@@ -243,6 +243,7 @@ ACTIONS: dict[str, str] = {
     "weights.not_reported": "A node did not take the phases of a weight update, which itself was done.",
     "weights.lease_ran_out": "A gate opened by itself while weights were loaded: its lease was renewed too late.",
     "weights.engine_silent": "An engine does not say which weights it has.",
+    "group_judge.failed": "The judge of groups failed, or had nothing to compare: a task has no rewards.",
     "group.without_greedy": "A group is dropped: the greedy session, its baseline, did not end validly.",
     "group.one_reward": "The rewards of a group hardly differ: nothing can be learned from comparing its sessions.",
     # The reference trainer.

@@ -85,10 +85,10 @@ def _rewarded(group: Group, reward: RewardSession) -> Group:
             "every session, or leave sessions out by a filter."
         )
     sessions = zip(group.sessions, rewards, strict=True)
-    return replace(group, sessions=tuple(_with_reward(one, found) for one, found in sessions))
+    return replace(group, sessions=tuple(with_reward(one, found) for one, found in sessions))
 
 
-def _with_reward(session: SessionResult, reward: float) -> SessionResult:
+def with_reward(session: SessionResult, reward: float | None) -> SessionResult:
     """Replaces the reward of traces that have the session's reward; traces with an evaluator's own reward keep it."""
     changed = msgspec.structs.replace(session, reward=reward)
     if session.trajectory is None:

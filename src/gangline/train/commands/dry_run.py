@@ -27,6 +27,7 @@ async def measure_spread(
     experiment: Experiment, tasks: Sequence[Mapping[str, Any]], data_dir: Path, num_groups: int
 ) -> SpreadReport:
     """Raises: the service's errors."""
+    from gangline.train.collecting.group_judge import judged
     from gangline.train.run.dry_run import DryRun
 
     run = f"{experiment.name}-dry-{secrets.token_hex(3)}"
@@ -41,7 +42,7 @@ async def measure_spread(
 
     async def measure(client: ServerClient, _token: str | None) -> SpreadReport:
         dry_run = DryRun(
-            client,
+            judged(client, experiment.group_judge),
             stream_of(run, plain, tasks),
             num_groups=num_groups,
             num_samples=experiment.data.num_samples,

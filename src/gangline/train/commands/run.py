@@ -94,16 +94,12 @@ async def train_through(
     Raises: DiskFull. Conflict if its folder is in use or belongs to another experiment. InvalidRequest if held-out
     tasks are among the training tasks.
     """
-    from gangline.train.run.evaluation import require_disjoint
+    from gangline.train.collecting.group_judge import judged
     from gangline.train.run.lineage import key_of
     from gangline.train.run.trainer import Trainer
-    from gangline.train.run.vetted import require_vetted
     from gangline.train.weights.update import ServiceWeights
 
-    require_disjoint(tasks, held_out)
-    if experiment.data.vetted == "required":
-        require_vetted(tasks, "tasks")
-        require_vetted(held_out, "held-out tasks")
+    _require_fitting(experiment, tasks, held_out)
     folder = data_dir / "runs" / experiment.name
     with _full_disk_told(folder), _held(folder), _logged(folder / "trainer.log"):
         model_folder = await asyncio.to_thread(_model_folder, experiment.model)
@@ -127,7 +123,7 @@ async def train_through(
                     schedule=experiment.schedule,
                     algorithm=experiment.algorithm.resolve(),
                     learner=learner,
-                    service=client,
+                    service=judged(client, experiment.group_judge),
                     stream=stream,
                     weights=ServiceWeights(client, weights_folder, token=token, **_pushing(experiment)),
                     selection=selection_of(run, experiment),
@@ -141,6 +137,19 @@ async def train_through(
                 async with waits_told(client, view.say):
                     last_version = await trainer.run()
         return await asyncio.to_thread(_finish, folder, experiment, learner, model_folder, view, last_version)
+
+
+def _require_fitting(
+    experiment: Experiment, tasks: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]]
+) -> None:
+    """Raises: InvalidRequest."""
+    from gangline.train.run.evaluation import require_disjoint
+    from gangline.train.run.vetted import require_vetted
+
+    require_disjoint(tasks, held_out)
+    if experiment.data.vetted == "required":
+        require_vetted(tasks, "tasks")
+        require_vetted(held_out, "held-out tasks")
 
 
 @contextlib.asynccontextmanager

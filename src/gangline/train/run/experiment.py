@@ -14,6 +14,7 @@ from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import validated_id
 from gangline.domain.mistakes import Problems, mistakes
 from gangline.train.collecting.degenerates import DegenerateSettings
+from gangline.train.collecting.group_judge import GroupJudgeSettings
 from gangline.train.collecting.sampling.settings import SamplerSettings
 from gangline.train.collecting.schedule import ScheduleSettings
 from gangline.train.collecting.side_rollouts.coalitions import CoalitionSettings
@@ -73,6 +74,8 @@ class Experiment(TrainingOptions):
     coalitions: CoalitionSettings | None = None
     """Distributes a session's advantage among players, using sessions with only some of them; None disables it."""
     data: DataSettings
+    group_judge: GroupJudgeSettings | None = None
+    """A model that compares the sessions of a group; None leaves the evaluator's rewards."""
     teacher: TeacherSettings | None = None
     """Scores the policy's tokens, for `loss.distillation`."""
     service: ServiceSettings = ServiceSettings()
@@ -121,6 +124,13 @@ class Experiment(TrainingOptions):
                 "loss.distillation (algorithm distill) needs an engine: `teacher: {url: http://HOST:PORT}`."
                 if self.teacher is None
                 else "the teacher has nothing to do: use algorithm distill or set loss.distillation, or leave it out."
+            )
+        if self.group_judge is not None and (
+            self.data.num_samples < 2 or self.coalitions is not None or algorithm.advantage.baseline == "greedy"
+        ):
+            raise InvalidRequest(
+                "group_judge compares the sessions of a group: set data.num_samples to 2 or more, and leave out "
+                "coalitions and remax, whose further sessions have no group."
             )
         if algorithm.has_teacher and self.degenerates is not None and self.degenerates.identical_rewards:
             raise InvalidRequest(
@@ -247,6 +257,7 @@ def digest_of(experiment: Experiment) -> str:
         "evaluation": {"tasks"},
         "service": True,
         "teacher": {"url", "api_key_env", "rows_at_once"},
+        "group_judge": {"url", "api_key_env", "call_timeout_seconds", "calls_at_once"},
         "report_to": True,
         "tracking": True,
     }

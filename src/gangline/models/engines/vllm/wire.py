@@ -284,12 +284,12 @@ def _stop_reason(choice: AnyChoice) -> str | None:
     return None if choice.stop_reason is None else str(choice.stop_reason)
 
 
-class _Scored(msgspec.Struct):
+class _ScoredToken(msgspec.Struct):
     logprob: float | None = None
 
 
 class _ScoredChoice(msgspec.Struct):
-    prompt_logprobs: list[dict[str, _Scored] | None] = []
+    prompt_logprobs: list[dict[str, _ScoredToken] | None] = []
 
 
 class _ScoredReply(msgspec.Struct):

@@ -20,6 +20,7 @@ from gangline.domain.errors import OutOfTasks
 from gangline.train.collecting.admission import lag_of
 from gangline.train.collecting.collector import Admit, CollectionCounts, ReplenishingCollector
 from gangline.train.collecting.degenerates import num_turns
+from gangline.train.collecting.group_judge import GroupJudgeSettings, judged
 from gangline.train.collecting.groups import Group, ValiditySettings, trainable_traces
 from gangline.train.options import TrainingOptions
 from gangline.train.trainers.contract import Gate, close_gates, open_gates
@@ -63,6 +64,7 @@ class NemoSettings(TrainingOptions):
     lease_s: float = Field(default=1800.0, gt=0)
     """Longest refit: after this time gates open by themselves, because the trainer is assumed dead."""
     validity: ValiditySettings = ValiditySettings()
+    group_judge: GroupJudgeSettings | None = None
 
     @model_validator(mode="after")
     def _has_whole_groups(self) -> NemoSettings:
@@ -130,7 +132,7 @@ class NemoCollector:
         await self._plan.begin(self._buffer)
         tasks = _WhileNeeded(self._tasks(dataloader), lambda: self._num_wanted > self.num_under_way)
         collector = ReplenishingCollector(
-            self._service,
+            judged(self._service, self._settings.group_judge),
             tasks,
             num_in_flight=self._settings.num_in_flight,
             validity=self._settings.validity,

@@ -16,6 +16,7 @@ from typing import Any
 from gangline.domain.errors import InvalidRequest
 from gangline.settings.machine import read_secret
 from gangline.train.collecting.collector import Admit
+from gangline.train.collecting.group_judge import GroupJudgeSettings
 from gangline.train.collecting.groups import ValiditySettings
 from gangline.train.trainers.nemo_rl.actor import NemoActor
 from gangline.train.trainers.nemo_rl.collector import NemoCollector, NemoSettings
@@ -41,6 +42,7 @@ class NemoService:
     lease_s: float = 1800.0
     validity: ValiditySettings = field(default_factory=ValiditySettings)
     admit: Admit | None = None
+    group_judge: GroupJudgeSettings | None = None
 
     def settings(self, master_config: Any, start_step: int) -> NemoSettings:
         """Settings derived from NeMo RL's configuration. Raises: InvalidRequest for options that would be ignored."""
@@ -54,6 +56,7 @@ class NemoService:
             num_in_flight=self.num_in_flight,
             lease_s=self.lease_s,
             validity=self.validity,
+            group_judge=self.group_judge,
         )
 
     def collector(self, master_config: Any, replay_buffer: Any, start_step: int) -> NemoCollector:

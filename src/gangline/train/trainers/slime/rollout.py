@@ -19,6 +19,7 @@ from gangline.domain.errors import InvalidRequest, NodeError
 from gangline.models.language.vision import ImageReader
 from gangline.settings.machine import read_secret
 from gangline.train.collecting.collector import Admit, PlainCollector, ReplenishingCollector
+from gangline.train.collecting.group_judge import GroupJudgeSettings, judged
 from gangline.train.collecting.groups import Group, ValiditySettings
 from gangline.train.trainers.callbacks import CallbackClient, receiving
 from gangline.train.trainers.slime import arguments
@@ -121,6 +122,7 @@ class GroupRollouts:
         num_in_flight: int | None = None,
         validity: ValiditySettings | None = None,
         admit: Admit | None = None,
+        group_judge: GroupJudgeSettings | None = None,
         supply: SupplySettings | None = SupplySettings(),  # noqa: B008 (frozen)
     ) -> None:
         if validity is not None and validity.on_invalid == "shrink":
@@ -133,6 +135,7 @@ class GroupRollouts:
         self._num_in_flight = num_in_flight
         self._validity = validity
         self._admit = admit
+        self._group_judge = group_judge
         self._supply = supply
         self._worker: Worker | None = None
 
@@ -173,8 +176,9 @@ class GroupRollouts:
         return await stack.enter_async_context(supply)
 
     def _collector(
-        self, client: CallbackClient, args: Any, data_source: DataSource
+        self, received: CallbackClient, args: Any, data_source: DataSource
     ) -> PlainCollector | ReplenishingCollector:
+        client = judged(received, self._group_judge)
         tasks = self._tasks(args, data_source)
         rules: dict[str, Any] = {"validity": self._validity, "admit": self._admit}
         num_in_flight = self._num_in_flight or arguments.num_groups_in_flight(args)

@@ -17,6 +17,7 @@ from gangline.domain.session import SessionResult
 from gangline.machine.event_loop import call_all
 from gangline.rows.measured import why_not_measured
 from gangline.train.collecting.giving_up import Patience
+from gangline.train.collecting.group_judge import GroupJudgeSettings, judged
 from gangline.train.collecting.groups import ValiditySettings, judge_group
 from gangline.train.trainers.verl.prompts import Prompt, TaskMaker
 from gangline.train.trainers.verl.rows import QueueRows, training_rows, validation_rows
@@ -54,13 +55,17 @@ class PromptRunner:
         num_samples: Mapping[Literal["train", "val"], int],
         validity: ValiditySettings,
         compares_sessions: bool,
+        group_judge: GroupJudgeSettings | None = None,
         teach: Teach | None = None,
         retry_s: float = _RETRY_S,
     ) -> None:
-        """sampling, num_samples: by partition. compares_sessions: see `rows.training_rows`. teach: if
-        verl distils.
+        """sampling, num_samples: by partition. compares_sessions: see `rows.training_rows`. group_judge: of
+        training alone. teach: if verl distils.
         """
-        self._open = OpenTasks(service, retry_s)
+        self._open = {
+            "train": OpenTasks(judged(service, group_judge), retry_s),
+            "val": OpenTasks(service, retry_s),
+        }
         self._queue = queue
         self._tasks = tasks
         self._sampling = sampling
@@ -143,7 +148,7 @@ class PromptRunner:
         task_id = prompt.uid if run == 1 else f"{prompt.uid}-run{run}"
         sampling = self._sampling[prompt.partition]
         task = self._tasks.task(prompt, task_id, self._num_sessions(prompt), sampling)
-        results = await self._open.run(task)
+        results = await self._open[prompt.partition].run(task)
         try:
             self._patience.note(prompt.uid, results)
         except InvalidGroup as why:

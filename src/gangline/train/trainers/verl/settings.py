@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 
 from gangline.domain.errors import InvalidRequest
 from gangline.settings.machine import Settings, read_secret
+from gangline.train.collecting.group_judge import GroupJudgeSettings
 from gangline.train.collecting.groups import ValiditySettings
 from gangline.train.options import TrainingOptions
 
@@ -32,6 +33,8 @@ class GanglineSettings(TrainingOptions):
     """Treatment of a prompt with a session that cannot be trained on, after all its runs: with `refuse` and `resubmit`
     verl receives none of its rows; with `shrink` it receives the rows of the valid sessions.
     """
+    group_judge: GroupJudgeSettings | None = None
+    """A model that compares the sessions of a prompt."""
     model_name: str = "policy"
     """Name under which agents call the model."""
     host: str = "127.0.0.1"

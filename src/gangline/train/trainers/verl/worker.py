@@ -56,6 +56,7 @@ class SessionWorker:
             sampling={"train": sampling_of(self._config, "train"), "val": sampling_of(self._config, "val")},
             num_samples={"train": rollout.n, "val": rollout.val_kwargs.n},
             validity=self._settings.validity,
+            group_judge=self._settings.group_judge,
             compares_sessions=self._config.algorithm.adv_estimator == "grpo",
             teach=None if self._teacher_client is None else teaching(self._config, self._teacher_client),
         )
