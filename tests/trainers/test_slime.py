@@ -8,6 +8,7 @@ Last run with slime at 624b824 on 2026-11-23.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import dataclasses
 import importlib
@@ -35,6 +36,7 @@ from support.slime.checkout import ABSENT, parsed_arguments
 from support.training.absent_modules import importable
 from support.training.samples import group, session, trace
 
+GUIDE = Path(__file__).parents[2] / "docs/guides/trainers.md"
 CHECKOUT = os.environ.get("GANGLINE_SLIME")
 pytestmark = [
     pytest.mark.skipif(CHECKOUT is None, reason="GANGLINE_SLIME names no checkout of slime"),
@@ -265,3 +267,20 @@ def test_the_options_that_are_refused_are_options_of_it() -> None:
     known = vars(parsed_arguments(Path(str(CHECKOUT)), "--rollout-batch-size", "1"))
     assert IGNORED_BY_ROLLOUTS.keys() <= known.keys()
     assert not any(known[name] for name in IGNORED_BY_ROLLOUTS), "refused although it is a default"
+
+
+def test_every_option_of_the_guide_is_an_option_of_slime_megatron_or_sglang() -> None:
+    """slime's by its own parser, the others by its own scripts, which hand them on."""
+    assert CHECKOUT is not None
+    section = GUIDE.read_text().split("\n## slime", 1)[1].split("\n## ", 1)[0]
+    shown = "".join(re.findall(r"```sh\n(.*?)```", section, re.DOTALL)).replace("--runtime-env-json", "")
+    named = set(re.findall(r"--[a-z][a-z0-9-]+", shown)) | set(re.findall(r"`(--[a-z][a-z0-9-]+)", section))
+    parser = argparse.ArgumentParser()
+    with importable(CHECKOUT, *ABSENT):
+        importlib.import_module("slime.utils.arguments").get_slime_extra_args_provider()(parser)
+    own = {option for action in parser._actions for option in action.option_strings}
+    files = [path for kind in ("*.sh", "*.md", "*.py") for path in Path(CHECKOUT).rglob(kind)]
+    used = set(re.findall(r"--[a-z][a-z0-9-]+", "".join(path.read_text(errors="replace") for path in files)))
+    ours = {"--engines-later", "--host"}
+    assert {"--rollout-function-path", "--custom-reward-post-process-path", "--colocate"} <= named & own
+    assert sorted(named - own - used - ours) == []
