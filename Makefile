@@ -67,7 +67,7 @@ SWEBENCH := .venv-swebench
 SWEBENCH_PACKAGES := swebench==5.0.2 swebench==4.1.0
 
 .PHONY: quick help demo environments test test-loaded test-inputs test-templates templates check-templates test-slow test-vllm test-verl test-inspect test-verifiers test-harbor test-peers test-trainers test-cluster test-apptainer test-presets simulate \
-	chaos judge-harbor judge-images lost-disks test-programs test-chaos check format bench scale rewards docs screenshots tools sandbox clean leaks test-docker test-hostile test-release dist sbom lock test-browser check-web mutation
+	chaos judge-harbor judge-images lost-disks test-programs test-chaos check format bench scale rewards docs screenshots tools sandbox clean leaks test-docker test-hostile test-operate test-release dist sbom lock test-browser check-web mutation
 .DELETE_ON_ERROR:
 
 help:
@@ -93,6 +93,7 @@ help:
 	@echo "make test-peers  the runners of Harbor and SWE-bench judge rewards, NeMo Gym and tau2-bench where they are (as root, with Python 3.12)"
 	@echo "make test-docker  tests on a real Docker and podman, rootless too (as root; engines of its own)"
 	@echo "make test-hostile  attacks from inside every runtime, and on everything that answers HTTP (as root; minutes)"
+	@echo "make test-operate  faults planted in a service: status and the alerts of a real Prometheus name each (three minutes)"
 	@echo "make test-release  the wheel on a bare machine, agents of init in fresh environments, the files of a deployment (eight minutes)"
 	@echo "make test-browser  the page in Debian's Chromium, by keyboard, with hostile transcripts, judged by axe (a minute)"
 	@echo "make test-presets  all 20 samples of each preset, solved rightly and wrongly, and audited (a quarter of an hour)"
@@ -293,6 +294,10 @@ $(SWEBENCH)/.ready: Makefile
 # Trainers judge their adapters. For those that are on no package index name a checkout, or their tests are skipped.
 test-trainers: .venv/.trainers
 	$(BIN)/python -m pytest $(or $(TESTS),tests/trainers tests/integration/test_trainer_*.py tests/integration/test_trl_*.py)
+
+test-operate: .venv/.dev sandbox
+	@scripts/need-package.sh "command -v promtool" prometheus
+	$(BIN)/python -m pytest $(or $(TESTS),tests/operate)
 
 # Against the sandbox, plain processes, docker and podman, as root and as an ordinary user, and all HTTP surfaces.
 test-hostile: .venv/.dev sandbox

@@ -10,8 +10,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from gangline.domain.lifecycle import STAGES
-from gangline.domain.node_views import BackendView, CacheView, PlacesView
+from gangline.domain.node_views import BackendView, CacheView, DiskState, EngineSpeed, PlacesView
 from gangline.domain.views import NodeView, ServiceStatus
+from gangline.machine.telemetry.exposition import SPEED_FIGURES
 from gangline.node.backends.gate import Gate
 from gangline.node.health.metrics import NodeMetrics, NodeNow
 from gangline.server.service.metrics import ServerMetrics
@@ -26,10 +27,27 @@ Each process also shows its own (`process_*`, `python_info`). Names that end wit
 """
 
 
+class _Anything(dict[str, float]):
+    """Figures of heartbeats, of every name."""
+
+    def get(self, *_: object) -> float:  # type: ignore[override]
+        return 0.0
+
+
 def server_families() -> dict[str, Metric]:
     """name -> family, of a server that has a node."""
+    speed = dict.fromkeys((field for _, field, _ in SPEED_FIGURES), 0)
     node = NodeView(
-        node_id="n", url="", capacity=1, draining=False, num_sessions=0, first_seen_at=0, last_seen_at=0, age_s=0
+        node_id="n",
+        url="",
+        capacity=1,
+        draining=False,
+        num_sessions=0,
+        backends=({"url": "", "speed": {**speed, "reply_s": None}},),
+        metrics=_Anything(),
+        first_seen_at=0,
+        last_seen_at=0,
+        age_s=0,
     )
     one = {"x": 1}
     status = ServiceStatus(
@@ -65,10 +83,13 @@ def node_families() -> dict[str, Metric]:
         num_calls=0,
         num_failures=0,
         error=None,
+        speed=EngineSpeed(first_token_s=0, waits_s=0, reply_s=0, tokens_per_s=0, num_queued=0),
         since=0,
     )
     cache = CacheView(num_tokens=1, usable=1, num_held_tokens=0, num_places=0, hit_rate=0)
+    disk = DiskState(free_bytes=1, reserve_bytes=0, free_files=1, reserve_files=0, is_low=False)
     now = NodeNow(
+        disk=disk,
         stages=dict.fromkeys(STAGES, 0),
         sizes={"run_slots": 1},
         num_external=0,

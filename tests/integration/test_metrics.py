@@ -133,8 +133,15 @@ async def test_a_heartbeat_tells_the_server_the_same(tmp_path: Path) -> None:
                 await asyncio.sleep(0.05)
                 nodes = (await client.status()).nodes
                 told = NodeNumbers.of(nodes[0].metrics) if nodes else None
+        _, numbers = await scrape(running.url)
     assert (told.contexts, told.contexts_diverged, told.external_sessions) == (1, 0, 1)
     assert told.sampled_tokens > 0
+    assert told.memory_bytes > told.memory_free_bytes > 0
+    labels = {"node": nodes[0].node_id, "url": engine}
+    assert of(numbers, "gangline_engine_up", **labels) == 1
+    assert of(numbers, "gangline_engine_tokens_per_second", **labels) > 0
+    assert of(numbers, "gangline_node_disk_free_bytes", node=nodes[0].node_id) > 0
+    assert of(numbers, "gangline_node_disk_low", node=nodes[0].node_id) == 0
     assert (told.run, told.run_slots, told.gate_closed, told.policy_version) == (0, 16, 0, None)
 
 

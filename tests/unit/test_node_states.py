@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from gangline.cli.terminal.views import node_state
+from gangline.cli.terminal.views import node_state, status_view
 from gangline.cli.terminal.waiting import reasons_to_wait, waits_told
 from gangline.domain.errors import DiskFull, ServerUnavailable, StoreError
 from gangline.domain.session import Heartbeat
-from gangline.domain.views import NodeView, ServiceStatus
+from gangline.domain.views import NodeView, ServiceStatus, SessionView
 from gangline.server.service.core import RefusedHeartbeats
 
 HEALTHY = {"url": "http://a:1", "state": "healthy", "num_failures": 0, "error": None}
@@ -65,6 +67,8 @@ def test_a_heartbeat_that_the_full_disk_refused_is_shown_all_the_same() -> None:
         raise StoreError("the database failed")
     (shown,) = refused.shown_in(stored).nodes
     assert node_state(shown).startswith("its heartbeats fail: store_error; ")
+    (unknown,) = refused.shown_in(status()).nodes
+    assert (unknown.node_id, unknown.metrics["run"]) == ("n", 2.0), "it joined after the database was full"
     with refused.noted(beat):
         pass
     assert refused.shown_in(stored) is stored
@@ -112,3 +116,49 @@ async def test_each_reason_is_said_once_and_again_when_it_comes_back() -> None:
     async with waits_told(Service(), said.append, look_s=0.0):
         await is_over.wait()
     assert [line.split(":")[0] for line in said[:2]] == ["No node has joined"] * 2
+
+
+SPEED = {"first_token_s": 8.0, "waits_s": 0.0, "reply_s": 9.0, "tokens_per_s": 2.5, "num_queued": 3}
+
+
+def drawn(found: ServiceStatus) -> str:
+    console = Console(width=200, file=io.StringIO())
+    console.print(status_view(found, []))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_status_shows_engines_disk_and_the_largest_sandboxes() -> None:
+    cache = {"num_tokens": 12000, "usable": 1.0, "num_held_tokens": 9000, "num_places": 3, "hit_rate": 0.81}
+    slow = {**HEALTHY, "speed": SPEED, "num_calls": 4, "num_sessions": 5, "cache": cache}
+    frozen = {**HEALTHY, "url": "http://b:1", "speed": {**SPEED, "first_token_s": None, "waits_s": 31.0}}
+    metrics = {"sandbox_memory_bytes": 3.0 * 2**30, "memory_bytes": 8.0 * 2**30, "disk_free_bytes": 2.0**30}
+    metrics |= {"takes_bytes_leak.0": 1.5 * 2**30, "takes_cpus_leak.0": 0.25, "orphans": 2.0}
+    shown = drawn(status(nodes=(node(backends=(slow, frozen), metrics=metrics),)))
+    lines = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
+    for text in ("3.0 GiB of 8.0 GiB", "1.0 GiB", "orphaned folders of sandboxes: 2 (gangline doctor)"):
+        assert text in lines["n"]
+    for text in ("healthy", "8 s", "2.5", "4 (3 queued)", "5; 9000 of 12000 tokens held by 3 sessions"):
+        assert text in lines["http://a:1"]
+    assert "slow: a call has waited 31 s" in lines["http://b:1"]
+    assert lines["leak.0"].split()[1:] == ["n", "1.5", "GiB", "0.25"]
+
+
+def waiting(**changes: Any) -> SessionView:
+    fields: dict[str, Any] = {"session_id": "t.0", "task_id": "t", "sample_index": 0, "state": "queued", "attempt": 2}
+    return SessionView(**fields | {"max_attempts": 3, "fence": 0, "created_at": 10.0, **changes})
+
+
+@pytest.mark.parametrize(
+    ("oldest", "nodes", "why"),
+    [
+        ({"unplaced": "no node has docker"}, (node(),), "no node has docker"),
+        ({"ready_at": 57.0}, (node(),), "it rests for 7 s after a fault"),
+        ({}, (), "no node has joined"),
+        ({}, (node(age_s=60.0),), "no node takes sessions (n: silent)"),
+        ({}, (node(num_sessions=1),), "the nodes have 1 of at most 1 sessions"),
+    ],
+)
+def test_status_says_what_waits_longest_and_why(oldest: dict[str, Any], nodes: Any, why: str) -> None:
+    found = status(at=50.0, nodes=nodes, oldest_queued=waiting(**oldest))
+    assert f"waits longest: t.0 has waited 40 s: {why}" in drawn(found)

@@ -45,6 +45,20 @@ class NodeNumbers(msgspec.Struct, frozen=True, kw_only=True):
     """Their disk usage."""
     warm_sandboxes: int = 0
     """Prepared sandboxes that wait for a session."""
+    disk_free_bytes: int = 0
+    """On the disk of its data folder."""
+    disk_reserve_bytes: int = 0
+    memory_bytes: int = 0
+    """The memory of its machine."""
+    memory_free_bytes: int = 0
+    """That programs may still take."""
+    sandbox_memory_bytes: int = 0
+    """That agents' sandboxes take now, together."""
+    sandbox_cpus: float = 0.0
+    """Processors that they take now, as control groups count them."""
+    largest_sandbox_bytes: int = 0
+    orphans: int = 0
+    """Folders of sandboxes that it does not have."""
     policy_version: int | None = None
     """Version recorded with tokens sampled now; None: never set."""
 

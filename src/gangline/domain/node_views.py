@@ -5,6 +5,7 @@ Plain records without I/O. The node sends them as JSON, and the client reads the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -130,6 +131,30 @@ class EngineTime(msgspec.Struct, frozen=True, kw_only=True):
     num_calls: int
 
 
+class EngineSpeed(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast an engine answers a node, over the last minute."""
+
+    first_token_s: float | None
+    """Mean time to the first token of streamed calls; of all its calls, by its own metrics page, if none was streamed.
+    None: unknown."""
+    waits_s: float
+    """How long the streamed call that has waited longest for its first token waits already; 0 if none does."""
+    reply_s: float | None
+    """Mean time of whole calls; None if none ended."""
+    tokens_per_s: float
+    """Sampled for this node."""
+    num_queued: int | None
+    """Calls, of all its clients, that wait in the engine, by its own metrics page; None without one."""
+
+
+def speed_of(engine: Mapping[str, Any]) -> EngineSpeed | None:
+    """engine: a `BackendView` as a heartbeat has it. None: another implementation of nodes, without it."""
+    try:
+        return msgspec.convert(engine.get("speed"), EngineSpeed | None)
+    except msgspec.ValidationError:
+        return None
+
+
 class CacheView(msgspec.Struct, frozen=True, kw_only=True):
     """An engine's prefix cache and the sessions with a place in it."""
 
@@ -194,6 +219,7 @@ class BackendView(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
     cache: CacheView | None = None
     """None: sessions have no places, or the engine does not tell the size of its cache."""
+    speed: EngineSpeed | None = None
     times: dict[str, EngineTime] = {}
     """`queue`, `prefill`, `decode` from its own metrics page, if they were requested and it has one."""
     weights_known: bool = True
@@ -301,5 +327,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     disk: DiskState
     pulling: dict[str, int] = {}
     """Image that is being pulled -> sessions that wait for it."""
+    orphans: list[str] = []
+    """Names of sandboxes' folders that belong to no sandbox."""
     num_external_sessions: int
     """Open sessions of agents that run elsewhere."""

@@ -36,6 +36,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Files and folders; None as above."""
     exceeded: str | None = None
     """Name of a limit for which the runtime once ended the sandbox's processes."""
+    memory_bytes: int | None = None
+    """Memory in use now, without cached files that are not in use; None if not measured, and in records."""
     cpu_s: float | None = None
     """Processor time so far, in seconds."""
     peak_memory_bytes: int | None = None
@@ -83,7 +85,7 @@ def since(before: Usage, total: Usage) -> Usage:
     if peak is not None and earlier is not None and peak <= earlier:
         changes["peak_memory_bytes"] = None
         measured["peak_memory_bytes"] = "not more than before, in the same sandbox"
-    return msgspec.structs.replace(total, measured=measured, **changes)
+    return msgspec.structs.replace(total, memory_bytes=None, measured=measured, **changes)
 
 
 def summed(usages: Sequence[Usage]) -> Usage:

@@ -19,6 +19,11 @@ Verdict = Literal["good", "bad", "unsure"]
 HEARTBEAT_REFUSED = "heartbeat_refused_"
 """Prefix of a metric, followed by an error's code: the server could not store the node's newest heartbeat."""
 
+SANDBOX_MEMORY = "takes_bytes_"
+SANDBOX_CPUS = "takes_cpus_"
+"""Prefixes of metrics, followed by a session's id: the bytes and the processors that its sandbox takes now, for the few
+that take the most."""
+
 PULLING = "pulling_"
 """Prefix of a metric, followed by an image's full name: how many of the node's sessions wait for its pull."""
 
@@ -200,6 +205,8 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """stage -> leased sessions in it; `leased` counts sessions whose node has not reported a stage yet."""
     oldest_queued_s: float | None
     """Age of the next session in the queue; None when the queue is empty."""
+    oldest_queued: SessionView | None = None
+    """The session that has waited longest, of the next one in the queue and the next one that rests after a fault."""
     callbacks: dict[str, int]
     """callback state (pending, delivered, expired) -> number of callbacks."""
     nodes: tuple[NodeView, ...]

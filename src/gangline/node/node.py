@@ -288,6 +288,7 @@ async def _adopted(keeper: Keeper, delivery: Delivery, parts: NodeParts) -> list
     attempts: list[Attempt] = []
     for note, sandbox in found:
         try:
+            parts.sandboxes.hold(sandbox)
             attempts.append(await Attempt.adopted(note, sandbox, parts))
         except (GanglineError, ValueError) as error:  # or another version wrote it, and its task is no longer valid
             log.error("session.not_adopted runtime=%s message=%s", sandbox.runtime_id, error)

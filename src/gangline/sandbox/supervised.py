@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, NamedTuple, Self, TypeVar
 
+import msgspec
+
 from gangline.domain.errors import RuntimeFailed, RuntimeFault
 from gangline.domain.sandbox import Channel, Checkpoint, ExecRequest, ExecResult, OutputSink, RuntimeStart, Sandbox
 from gangline.domain.usage import Usage
@@ -29,7 +31,7 @@ from gangline.sandbox.confinement.limits import (
 )
 from gangline.sandbox.confinement.system_calls import enforced, filter_for
 from gangline.sandbox.layers.stack import Layers
-from gangline.sandbox.shared.accounts import Accounts, MemoryWatch, Traffic
+from gangline.sandbox.shared.accounts import Accounts, MemoryWatch, Traffic, memory_now
 from gangline.sandbox.shared.disk import MEASURED, DiskWatch
 from gangline.sandbox.shared.environment import argv_of
 from gangline.sandbox.shared.files import SharedFolders
@@ -364,5 +366,8 @@ class SupervisedSandbox(Sandbox):
 
     async def usage(self) -> Usage:
         self._check_not_stopped()
-        self._accounts.read(self._group_folders())
-        return self._accounts.usage(self._disk.usage, self._executions.spent, self._traffic())
+        folders, root = self._group_folders(), self._root()
+        self._accounts.read(folders)
+        memory_bytes = memory_now(folders, None if root is None else root / "proc")
+        usage = self._accounts.usage(self._disk.usage, self._executions.spent, self._traffic())
+        return msgspec.structs.replace(usage, memory_bytes=memory_bytes)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
@@ -19,9 +18,16 @@ from rich.text import Text
 from gangline.cli.tasks.watching import Watched, clock_time
 from gangline.cli.terminal.output import printable
 from gangline.cli.terminal.tables import GAP, Column, columns_that_fit, prose
-from gangline.cli.terminal.views import OUTCOME_COLOURS, cache_line, counts, node_state, stages_line
+from gangline.cli.terminal.views import (
+    OUTCOME_COLOURS,
+    counts,
+    engine_figures,
+    engine_state,
+    node_state,
+    oldest_line,
+    stages_line,
+)
 from gangline.domain.node_numbers import NodeNumbers
-from gangline.domain.node_views import CacheView
 from gangline.domain.views import Event, NodeView, ServiceStatus, TaskSummary
 
 _LEAST_CUT = 16
@@ -98,7 +104,11 @@ def _table(section: _Section, num_lines: int, width: int) -> Table:
 
 
 def _top(watched: Watched, status: ServiceStatus, title: str) -> list[Text]:
-    lines = [_heading(status, title), stages_line(status), _throughput(watched, status), _exactness(watched)]
+    lines = [_heading(status, title), stages_line(status), _throughput(watched, status)]
+    for oldest in oldest_line(status):
+        oldest.no_wrap, oldest.overflow = True, "ellipsis"
+        lines.append(oldest)
+    lines.append(_exactness(watched))
     if (outage := watched.outage()) is not None:
         lines.insert(1, _outage_line(*outage, status))
     return [line for line in lines if line]
@@ -126,8 +136,6 @@ def _throughput(watched: Watched, status: ServiceStatus) -> Text:
     pieces = [f"{watched.ended_per_minute():,.0f} sessions/min"]
     if (rate := watched.sampled_per_s()) is not None:
         pieces.append(f"{rate:,.0f} tokens/s")
-    if status.oldest_queued_s is not None:
-        pieces.append(f"next in queue {_age(status.oldest_queued_s)} old")
     if status.num_waiting:
         pieces.append(f"{status.num_waiting} resting after a fault")
     if len(status.queued) > 1:
@@ -251,9 +259,10 @@ _ENGINE_COLUMNS = (
     Column("node", 2),
     Column("kind", 5),
     Column("state"),
+    Column("first token", 3),
+    Column("tokens/s", 3),
     Column("calls", 3),
-    Column("sessions", 4),
-    prose("cache", 6),
+    prose("sessions", 4),
     prose("error", 1),
 )
 
@@ -266,8 +275,6 @@ def _engines(nodes: Sequence[NodeView]) -> _Section:
 
 
 def _engine_row(node: NodeView, backend: dict[str, Any]) -> tuple[Text, ...]:
-    state = str(backend.get("state", ""))
-
     def cell(name: str) -> Text:
         value = backend.get(name)
         return Text("" if value is None else printable(str(value)))
@@ -276,10 +283,8 @@ def _engine_row(node: NodeView, backend: dict[str, Any]) -> tuple[Text, ...]:
         cell("url") + (f" ({printable(str(backend['role']))})" if backend.get("role") else ""),
         Text(printable(node.node_id)),
         cell("engine"),
-        Text(printable(state), style="green" if state == "healthy" else "bold red"),
-        cell("num_calls"),
-        cell("num_sessions"),
-        Text("" if backend.get("cache") is None else cache_line(msgspec.convert(backend["cache"], CacheView))),
+        engine_state(backend),
+        *engine_figures(backend),
         cell("error"),
     )
 

@@ -5,18 +5,31 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from gangline.cli.terminal.output import printable
 from gangline.cli.terminal.tables import Column, FactTable, prose
 from gangline.domain.lifecycle import STAGES
-from gangline.domain.node_views import CacheView
+from gangline.domain.node_views import CacheView, speed_of
 from gangline.domain.sandbox import in_binary_units
-from gangline.domain.views import HEARTBEAT_REFUSED, PULLING, NodeView, ServiceStatus, SessionView, TaskSummary
+from gangline.domain.views import (
+    HEARTBEAT_REFUSED,
+    PULLING,
+    SANDBOX_CPUS,
+    SANDBOX_MEMORY,
+    NodeView,
+    ServiceStatus,
+    SessionView,
+    TaskSummary,
+)
 
 _SILENT_AFTER_S = 30.0
+SLOW_TOKEN_S = 5.0
+"""From here a wait for a first token is marked."""
 _MOST_CAUSE_CHARS = 400
 _NAMED = 3
 _BREAKER = "breaker_open_"
@@ -116,6 +129,8 @@ def node_state(node: NodeView) -> str:
     if num_checkpoints := int(node.metrics.get("checkpoints", 0)):
         gib = node.metrics.get("checkpoint_bytes", 0) / (1 << 30)
         state = f"{state}, {num_checkpoints} checkpoints of {gib:.1f} GiB"
+    if num_orphans := int(node.metrics.get("orphans", 0)):
+        state = f"{state}, orphaned folders of sandboxes: {num_orphans} (gangline doctor)"
     pulls = {name.removeprefix(PULLING): num for name, num in node.metrics.items() if name.startswith(PULLING)}
     return ", ".join([state, *(f"pulls {printable(image)} (waiting: {num:.0f})" for image, num in pulls.items())])
 
@@ -148,11 +163,91 @@ def low_disk(metrics: Mapping[str, float]) -> str:
 def nodes_table(nodes: Sequence[NodeView]) -> RenderableType:
     if not nodes:
         return Text("No node has joined: start one with `gangline node`.", style="yellow")
-    table = FactTable("node", Column("url", 2), "sessions", Column("heard", 1), prose("state"))
+    memory, disk = Column("sandboxes' memory", 4), Column("disk free", 3)
+    table = FactTable("node", Column("url", 5), "sessions", memory, disk, Column("heard", 1), prose("state"))
     for node in nodes:
         held = f"{node.num_sessions}/{node.capacity}"
-        table.add_row(node.node_id, node.url, held, f"{node.age_s:.0f} s ago", node_state(node))
+        used, free = (_gib(node.metrics.get(name)) for name in ("sandbox_memory_bytes", "disk_free_bytes"))
+        of_all = _gib(node.metrics.get("memory_bytes") or None)
+        used = f"{used} of {of_all}" if of_all else used
+        table.add_row(node.node_id, node.url, held, used, free, f"{node.age_s:.0f} s ago", node_state(node))
     return table
+
+
+def _gib(num_bytes: float | None) -> str:
+    return "" if num_bytes is None else f"{num_bytes / (1 << 30):.1f} GiB"
+
+
+def engine_state(engine: Mapping[str, Any]) -> Text:
+    """`healthy`, also with how long a call has waited for its first token, where that is long."""
+    state, speed = printable(str(engine.get("state", ""))), speed_of(engine)
+    if state == "healthy" and engine.get("num_failures"):
+        return Text("does not answer", "bold red")
+    if state == "healthy" and speed is not None and speed.waits_s >= SLOW_TOKEN_S:
+        return Text(f"slow: a call has waited {speed.waits_s:.0f} s", "bold red")
+    return Text(state, "green" if state == "healthy" else "bold red")
+
+
+def engine_figures(engine: Mapping[str, Any]) -> tuple[Text, Text, Text, Text]:
+    """Time to the first token, tokens per second, calls in flight and queued in the engine, sessions with their places
+    in its cache."""
+    first_s, rate, calls, speed = Text(), Text(), str(engine.get("num_calls") or 0), speed_of(engine)
+    if speed is not None:
+        rate = Text(f"{speed.tokens_per_s:.3g}")
+        calls += "" if speed.num_queued is None else f" ({speed.num_queued} queued)"
+    if speed is not None and speed.first_token_s is not None:
+        first_s = Text(f"{speed.first_token_s:.2g} s", "bold red" if speed.first_token_s >= SLOW_TOKEN_S else "")
+    sessions = str(engine.get("num_sessions") or 0)
+    if engine.get("cache") is not None:
+        sessions += f"; {cache_line(msgspec.convert(engine['cache'], CacheView))}"
+    return first_s, rate, Text(printable(calls)), Text(printable(sessions))
+
+
+def engines_table(nodes: Sequence[NodeView]) -> RenderableType:
+    sessions, error = prose("sessions", 3), prose("error", 4)
+    table = FactTable("engine", Column("node", 2), "state", "first token", "tokens/s", "calls", sessions, error)
+    for node in nodes:
+        for engine in node.backends:
+            url, why = (printable(str(engine.get(name) or ""))[:_MOST_CAUSE_CHARS] for name in ("url", "error"))
+            table.add_row(url, node.node_id, engine_state(engine), *engine_figures(engine), why)
+    return table
+
+
+def sandboxes_table(nodes: Sequence[NodeView]) -> list[RenderableType]:
+    """Those that take the most of each node, the largest first; empty if none is measured."""
+    found = [
+        (memory, node.metrics.get(SANDBOX_CPUS + session), session, node.node_id)
+        for node in nodes
+        for name, memory in node.metrics.items()
+        if (session := name.removeprefix(SANDBOX_MEMORY)) != name
+    ]
+    table = FactTable("largest sandboxes now", Column("node", 2), "memory#", "processors#")
+    for memory, cpus, session, node_id in sorted(found, key=lambda one: one[0], reverse=True):
+        table.add_row(session, node_id, in_binary_units(int(memory)), "" if cpus is None else f"{cpus:.2g}")
+    return [Text(), table] if found else []
+
+
+def oldest_line(status: ServiceStatus) -> list[Text]:
+    """The session that has waited longest, and why; empty without one."""
+    if (oldest := status.oldest_queued) is None:
+        return []
+    age = f"{oldest.session_id} has waited {status.at - oldest.created_at:.0f} s"
+    return [Text(printable(f"waits longest: {age}: {_why_it_waits(oldest, status)}"), "yellow")]
+
+
+def _why_it_waits(session: SessionView, status: ServiceStatus) -> str:
+    if session.unplaced:
+        return session.unplaced
+    if session.ready_at is not None:
+        why = "" if session.failure is None else f" ({session.failure.code})"
+        return f"it rests for {max(0.0, session.ready_at - status.at):.0f} s after a fault{why}"
+    states = {node.node_id: node_state(node) for node in status.nodes}
+    well = [node for node in status.nodes if states[node.node_id].startswith("up")]
+    if not well:
+        told = "; ".join(f"{name}: {state}" for name, state in list(states.items())[:_NAMED])
+        return f"no node takes sessions ({told})" if told else "no node has joined"
+    held, capacity = sum(node.num_sessions for node in well), sum(node.capacity for node in well)
+    return f"the nodes have {held} of at most {capacity} sessions; it is next" if capacity else "no node has a place"
 
 
 def slow_updates(nodes: Sequence[NodeView]) -> list[str]:
@@ -190,5 +285,7 @@ def stages_line(status: ServiceStatus) -> Text:
 def status_view(status: ServiceStatus, tasks: Sequence[TaskSummary]) -> RenderableType:
     lines = Text(f"gangline {status.version}; tasks: {counts(status.tasks)}; callbacks: {counts(status.callbacks)}")
     waiting = [Text(f"unplaced: {number} queued: {why}", style="yellow") for why, number in status.unplaced.items()]
-    waiting += [Text(line, style="yellow") for line in slow_updates(status.nodes)]
-    return Group(lines, stages_line(status), *waiting, Text(), nodes_table(status.nodes), Text(), groups_table(tasks))
+    waiting += [*oldest_line(status), *(Text(line, style="yellow") for line in slow_updates(status.nodes))]
+    engines = [Text(), engines_table(status.nodes)] if any(node.backends for node in status.nodes) else []
+    parts = [Text(), nodes_table(status.nodes), *engines, *sandboxes_table(status.nodes)]
+    return Group(lines, stages_line(status), *waiting, *parts, Text(), groups_table(tasks))

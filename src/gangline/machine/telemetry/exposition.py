@@ -19,6 +19,14 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 Reading = Callable[[], Iterable[Metric]]
 """Returns the current metrics; called at each scrape."""
 
+SPEED_FIGURES = (
+    ("first_token_seconds", "first_token_s", "Mean time to the first token, over a minute."),
+    ("wait_seconds", "waits_s", "Longest wait for a first token now."),
+    ("tokens_per_second", "tokens_per_s", "Sampled for the node, over a minute."),
+    ("queued_calls", "num_queued", "Calls that wait in the engine, by its own page."),
+)
+"""End of a metric's name, field of `EngineSpeed`, text. Nodes show them for their engines, servers for all engines."""
+
 _LAG_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 

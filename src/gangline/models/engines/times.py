@@ -1,4 +1,5 @@
-"""An engine's own times, from its metrics page: mean times that calls waited, were prefilled and were decoded.
+"""An engine's own times, from its metrics page: mean times that calls waited, were prefilled and were decoded; times to
+the first token; and how many calls wait in it.
 
 Replies do not contain them. Sources, as read: vLLM's `v1/metrics/loggers.py`, whose page exists unless it runs with
 `--disable-log-stats`; SGLang's `observability/metrics_collector.py` and `req_time_stats.py`, with `--enable-metrics`.
@@ -11,7 +12,9 @@ import asyncio
 import math
 from collections import defaultdict
 
-from gangline.domain.errors import GanglineError
+import msgspec
+
+from gangline.domain.errors import EngineRefused, EngineUnavailable, GanglineError
 from gangline.domain.node_views import EngineTime
 from gangline.models.engines.http import EngineHttp
 from gangline.models.engines.metrics_page import samples
@@ -42,6 +45,51 @@ def times_of_page(page: bytes) -> dict[str, EngineTime]:
         for phase, total in totals.items()
         if math.isfinite(total["sum"]) and 0 < total["count"] < math.inf
     }
+
+
+_LOAD = {
+    "vllm:num_requests_waiting": "num_queued",
+    "vllm:time_to_first_token_seconds_sum": "first_s",
+    "vllm:time_to_first_token_seconds_count": "num_first",
+    "sglang:num_queue_reqs": "num_queued",
+    "sglang:time_to_first_token_seconds_sum": "first_s",
+    "sglang:time_to_first_token_seconds_count": "num_first",
+}
+
+
+class EngineLoad(msgspec.Struct, frozen=True):
+    """Sums over the engine's replicas."""
+
+    num_queued: int | None
+    """Calls that wait in it; None: not on its page."""
+    first_s: float
+    """Total time to the first token, over the calls since its start."""
+    num_first: int
+    """Their number."""
+
+
+def load_of_page(page: bytes) -> EngineLoad:
+    totals: dict[str, float] = defaultdict(float)
+    for sample in samples(page, tuple(_LOAD)):
+        if math.isfinite(sample.value):
+            totals[_LOAD[sample.name]] += sample.value
+    queued = int(totals["num_queued"]) if "num_queued" in totals else None
+    return EngineLoad(queued, totals["first_s"], int(totals["num_first"]))
+
+
+async def engine_load(url: str, api_key: str | None) -> EngineLoad | None:
+    """None if the engine has no such page. Raises: EngineError, when it does not answer within a few seconds too."""
+    http = EngineHttp(url, api_key=api_key)
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            page = await http.get("/metrics")
+    except EngineRefused:
+        return None
+    except TimeoutError:
+        raise EngineUnavailable(f"engine {url} did not answer for its metrics in {_PATIENCE_S:g} s") from None
+    finally:
+        await http.close()
+    return await asyncio.to_thread(load_of_page, page)
 
 
 async def engine_times(url: str, api_key: str | None) -> dict[str, EngineTime]:

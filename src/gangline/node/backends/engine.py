@@ -27,6 +27,7 @@ from gangline.models.engines.contract import (
 from gangline.models.engines.fields import has_media
 from gangline.models.engines.templates.fitting import RESULTS_AS_USER, SPLIT_CALLS, fit
 from gangline.node.backends.gate import GateMeter
+from gangline.node.backends.speed import SpeedMeter
 
 Slots = AbstractAsyncContextManager[None]
 """Slots for calls in flight; a call waits until it gets one."""
@@ -85,6 +86,11 @@ class Backend:
     """When its last failed health check ended (Unix time, UTC, seconds); 0.0: no check failed."""
     error: str | None = None
     weights_known: bool = True
+    has_page: bool = True
+    """Whether it may have a metrics page."""
+    page_read_at: float = 0.0
+    """Unix time, UTC, seconds."""
+    speed: SpeedMeter = field(default_factory=SpeedMeter)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when its last call in flight has ended."""
 
@@ -134,6 +140,7 @@ class Backend:
             num_calls=self.num_calls,
             num_failures=self.num_failures,
             error=self.error,
+            speed=self.speed.view(),
             weights_known=self.weights_known,
             reports_versions=self.capabilities.reports_versions,
             since=self.since,
@@ -219,9 +226,11 @@ class PooledEngine:
                 is_known = backend.weights_known
                 fitted, changes = self._fitted(backend, request)
                 try:
-                    with backend.in_use() as engine:
+                    with backend.in_use() as engine, backend.speed.call(is_streamed=True) as timed:
                         async with aclosing(engine.stream(fitted)) as deltas:
                             async for delta in deltas:
+                                if delta.sampled_ids or not delta.shown.shows_nothing:
+                                    timed.sampled(len(delta.sampled_ids or ()))
                                 if not started:
                                     started = True
                                     metadata = delta.metadata | changes | self._take_moves()
@@ -297,7 +306,9 @@ class PooledEngine:
         is_known = backend.weights_known
         fitted, changes = self._fitted(backend, request)
         try:
-            reply = await backend.engine.chat(fitted)
+            with backend.speed.call(is_streamed=False) as timed:
+                reply = await backend.engine.chat(fitted)
+                timed.sampled(sum(0 if one.sampled_ids is None else len(one.sampled_ids) for one in reply.choices))
         except (EngineRefused, EngineUnavailable) as error:
             await _raise_if_of_template(backend, fitted.call, error)
             raise

@@ -100,5 +100,5 @@ class HealthChecks:
         """Raises: Conflict when the backend serves something else now; EngineError."""
         capabilities, identity = await self._clients.probe(backend.engine, backend.url)
         refuse_difference(backend.url, identity, backend.identity, "before it failed")
-        backend.capabilities = capabilities
+        backend.capabilities, backend.has_page = capabilities, True
         self._set_state(backend, "healthy", None)

@@ -25,14 +25,14 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from itertools import count
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
-from gangline.domain.errors import EngineUnavailable, NotFound
+from gangline.domain.errors import EngineUnavailable, GanglineError, NotFound
 from gangline.domain.node_views import BackendState, BackendView, PlacesView
 from gangline.models.engines.contract import Engine, EngineCapabilities
 from gangline.node.backends.admission import Admission
@@ -44,6 +44,9 @@ from gangline.node.backends.places import Places
 from gangline.settings.machine import read_secret
 
 log = logging.getLogger("gangline.backends")
+
+_PAGE_EVERY_S = 14.0
+"""An engine's metrics page takes it some milliseconds, for each node that reads it."""
 
 
 class LeastAssigned:
@@ -216,7 +219,7 @@ class BackendPool:
             self._backends,
             self._clients,
             self._set_state,
-            self._read_cache,
+            self._read_pages,
             every_s=probe_interval_s,
             timeout_s=check_timeout_s,
             max_failures=max_failures,
@@ -274,9 +277,16 @@ class BackendPool:
         await engine.close()
         return self._view(known)
 
-    async def _read_cache(self, backend: Backend) -> None:
+    async def _read_pages(self, backend: Backend) -> None:
         if self._places is not None:
             self._places.read(backend, await self._clients.cache(backend.spec))
+        if not backend.has_page or self._clock() - backend.page_read_at < _PAGE_EVERY_S:
+            return
+        backend.page_read_at = self._clock()
+        with suppress(GanglineError):
+            if (load := await self._clients.load(backend.spec)) is not None:
+                backend.speed.read(load)
+            backend.has_page = load is not None
 
     async def remove(self, backend_id: str, drain: bool = True) -> None:
         """Remove the backend. Its sessions move at their next call. `drain` waits for calls in flight; otherwise they

@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 from gangline.domain.errors import RuntimeFailed
 from gangline.domain.node_views import DiskState
 from gangline.domain.usage import Usage
+from gangline.node.health.sandbox_use import SandboxUse
 from gangline.store.journal.log import AttemptKey
 
 log = logging.getLogger("gangline.node")
@@ -80,6 +81,8 @@ class DiskGuard:
         self._reserve_bytes = default if reserve_bytes is None else reserve_bytes
         self._reserve_files = min(RESERVE_FILES, int(self._room.max_files * MAX_SHARE)) if self._reserve_bytes else 0
         self.is_low = self._is_below(1.0)
+        self.sandboxes = SandboxUse()
+        """Fed by `look`."""
         self.on_change: Callable[[], None] = lambda: None
         """Called when sessions may be leased again, and when they no longer may."""
 
@@ -126,6 +129,7 @@ class DiskGuard:
             if (why := attempt.exceeds(usage)) is not None:
                 await attempt.evict(why)
             taken.append((usage, attempt))
+        self.sandboxes.look((attempt.key, usage) for usage, attempt in taken)
         if self._lacks_bytes(0.5):
             sizes = [(usage.disk_bytes or 0, attempt) for usage, attempt in taken]
             await self._end_largest(sizes, LITTLE_BYTES, self._room.free_bytes, "bytes")

@@ -21,9 +21,10 @@ from gangline.domain.session import SessionResult
 from gangline.domain.usage import Usage
 from gangline.domain.views import PULLING
 from gangline.domain.weight_updates import slowest_phase
-from gangline.machine.telemetry.exposition import LoopLag, counted, exposition, gauge, new_registry
+from gangline.machine.telemetry.exposition import SPEED_FIGURES, LoopLag, counted, exposition, gauge, new_registry
 from gangline.node.backends.gate import Gate
 from gangline.node.backends.gate_updates import GateUpdates
+from gangline.node.health.sandbox_use import SandboxesNow, memory_of_machine
 from gangline.rows.forks.calls import REPLAYED
 from gangline.sandbox.images.supply import ImagesNow
 
@@ -56,6 +57,9 @@ class NodeNow(msgspec.Struct, frozen=True, kw_only=True):
     breaker: BreakerView = BreakerView(state="closed")
     disk: DiskState | None = None
     """None: not watched."""
+    sandboxes: SandboxesNow = SandboxesNow()
+    num_orphans: int = 0
+    """Folders of sandboxes that the node does not have."""
     num_external: int
     """Open sessions of agents that run elsewhere."""
     num_checkpoints: int = 0
@@ -72,10 +76,12 @@ class NodeNow(msgspec.Struct, frozen=True, kw_only=True):
 
     def troubles(self) -> dict[str, float]:
         """Returns figures for the heartbeat: how many sessions hang, at which boundary the breaker is open, how many
-        sessions wait for which image, a disk that is low, and the slowest phase of the last weight update."""
+        sessions wait for which image, a disk that is low, the slowest phase of the last weight update, and the largest
+        sandboxes."""
         broken = {} if self.breaker.state == "closed" else {f"breaker_open_{self.breaker.boundary}": 1.0}
         pulling = {f"{PULLING}{name}": float(num) for name, num in list(self.images.waiting.items())[:_MAX_PULLING]}
-        return {"num_stuck": float(self.num_stuck)} | broken | pulling | self._low_disk() | self._slow_update()
+        hanging = {"num_stuck": float(self.num_stuck)}
+        return hanging | broken | pulling | self._low_disk() | self._slow_update() | self.sandboxes.top
 
     def _low_disk(self) -> dict[str, float]:
         if self.disk is None or not self.disk.is_low:
@@ -241,6 +247,7 @@ class NodeMetrics:
     def numbers(self, now: NodeNow) -> NodeNumbers:
         """Returns the numbers for the heartbeat."""
         gate = now.gate.state
+        memory_bytes, memory_free_bytes = memory_of_machine()
         return NodeNumbers(
             **{stage: now.stages[stage] for stage in STAGES},
             **{pool: int(now.sizes[pool]) for pool in _POOLS},
@@ -252,6 +259,14 @@ class NodeMetrics:
             checkpoints=now.num_checkpoints,
             checkpoint_bytes=now.checkpoint_bytes,
             warm_sandboxes=now.num_warm,
+            disk_free_bytes=0 if now.disk is None else now.disk.free_bytes,
+            disk_reserve_bytes=0 if now.disk is None else now.disk.reserve_bytes,
+            memory_bytes=memory_bytes,
+            memory_free_bytes=memory_free_bytes,
+            sandbox_memory_bytes=now.sandboxes.memory_bytes,
+            sandbox_cpus=now.sandboxes.cpus,
+            largest_sandbox_bytes=now.sandboxes.largest_bytes,
+            orphans=now.num_orphans,
             **msgspec.structs.asdict(self._totals),
         )
 
@@ -273,6 +288,9 @@ class NodeMetrics:
         )
         low = now.disk is not None and now.disk.is_low
         yield GaugeMetricFamily("gangline_disk_low", "1 while the disk is below its reserve: no leases.", low)
+        if now.disk is not None:
+            yield GaugeMetricFamily("gangline_disk_free_bytes", "Free on the disk of data.", now.disk.free_bytes)
+        yield from _of_sandboxes(now)
         yield GaugeMetricFamily("gangline_external_sessions", "Open external sessions.", now.num_external)
         yield GaugeMetricFamily("gangline_checkpoints", "Checkpoints of sessions.", now.num_checkpoints)
         yield GaugeMetricFamily("gangline_checkpoint_bytes", "Disk usage of checkpoints.", now.checkpoint_bytes)
@@ -294,6 +312,14 @@ class NodeMetrics:
             yield GaugeMetricFamily(
                 "gangline_places_longest_wait_seconds", "Longest wait for a place so far.", places.longest_wait_s
             )
+
+
+def _of_sandboxes(now: NodeNow) -> Iterable[Metric]:
+    use = now.sandboxes
+    yield GaugeMetricFamily("gangline_sandbox_memory_bytes", "Memory of agents' sandboxes now.", use.memory_bytes)
+    yield GaugeMetricFamily("gangline_largest_sandbox_bytes", "Memory of the largest one now.", use.largest_bytes)
+    yield GaugeMetricFamily("gangline_sandbox_cpus", "Processors that sandboxes take now, where it is known.", use.cpus)
+    yield GaugeMetricFamily("gangline_orphans", "Folders of sandboxes that the node does not have.", now.num_orphans)
 
 
 def _of_images(images: ImagesNow) -> Iterable[Metric]:
@@ -323,17 +349,19 @@ def _phases(updates: GateUpdates) -> Metric:
 
 
 def _of_backends(backends: Sequence[BackendView]) -> Iterable[Metric]:
-    names = ["backend", "engine"]
+    names = ["backend", "engine", "url"]
 
     def family(name: str, text: str, read: Callable[[BackendView], float | None]) -> Metric:
         found = GaugeMetricFamily(f"gangline_backend_{name}", text, labels=names)
         for view in backends:
             if (value := read(view)) is not None:
-                found.add_metric([view.backend_id, view.engine], value)
+                found.add_metric([view.backend_id, view.engine, view.url], value)
         return found
 
     yield family("up", "1 while the engine is healthy.", lambda view: view.state == "healthy")
     yield family("sessions", "Sessions assigned to the engine.", lambda view: view.num_sessions)
     yield family("calls", "Calls in flight.", lambda view: view.num_calls)
+    for name, field, text in SPEED_FIGURES:
+        yield family(name, text, lambda view, field=field: getattr(view.speed, field, None))
     for name, field, text in _CACHE_FIGURES:
         yield family(name, text, lambda view, field=field: getattr(view.cache, field, None))

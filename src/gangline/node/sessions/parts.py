@@ -28,6 +28,7 @@ from gangline.node.calls.session import ModelSession
 from gangline.node.calls.session_spec import SessionSpec
 from gangline.node.capture.prompt_tier import Renderings
 from gangline.node.health.metrics import NodeMetrics
+from gangline.node.health.sandbox_use import HeldSandboxes
 from gangline.node.replay.replay import Replay
 from gangline.node.sessions.reuse.checkpoints import Checkpoints
 from gangline.node.sessions.reuse.turns import TurnSender
@@ -121,6 +122,7 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
     """Pulls the images of sandboxes."""
     warm: WarmPool | None = None
     """None: every sandbox is started when its session needs it."""
+    sandboxes: HeldSandboxes = msgspec.field(default_factory=HeldSandboxes)
     keeper: Keeper | None = None
     """Holds the sandboxes that survive the node's process; None: no sandbox does."""
 
@@ -177,4 +179,5 @@ class NodeParts(msgspec.Struct, frozen=True, kw_only=True):
         """Raises: UnknownPlugin, InvalidRequest when the operator refuses it, and the runtime's errors."""
         self.allowed.check(name, start.spec.network)
         starter = plugins.make_runtime(name).start(start) if self.keeper is None else self.keeper.start(name, start)
-        return await starter
+        async with self.sandboxes.starting(start.runtime_id):
+            return self.sandboxes.hold(await starter)

@@ -20,6 +20,7 @@ from gangline.node.health.breaker import Breaker
 from gangline.node.health.disk_guard import DiskGuard
 from gangline.node.health.metrics import NodeNow
 from gangline.node.health.offers import Offers
+from gangline.node.health.sandbox_use import Orphans
 from gangline.node.health.watchdog import Watchdog
 from gangline.node.sessions.attempt import Attempt
 from gangline.node.sessions.leases.delivery import Delivery
@@ -82,6 +83,7 @@ class Pipeline:
         self._breaker = breaker or Breaker()
         self._watchdog = watchdog or Watchdog()
         self._disk = disk or DiskGuard(parts.runtimes_folder)
+        self._orphans = Orphans(parts.runtimes_folder, parts.sandboxes)
         self._offers = offers or Offers()
         self._lease_wait_s = lease_wait_s
         self._attempts: dict[_LeaseKey, Attempt] = {}
@@ -121,13 +123,14 @@ class Pipeline:
             beating = group.create_task(self._beat())
             guarding = group.create_task(self._disk.watch(self._attempts.values))
             offering = group.create_task(self._offers.watch())
+            looking = group.create_task(self._orphans.watch())
             pulling = group.create_task(self._pull_after(recovering))
             await self._draining.wait()
             pulling.cancel()
             await asyncio.wait({pulling, recovering})
             while self._tasks:
                 await asyncio.wait(self._tasks.values())
-            for task in (beating, guarding, offering):
+            for task in (beating, guarding, offering, looking):
                 task.cancel()
         await self._beat_once()
 
@@ -163,6 +166,7 @@ class Pipeline:
             stuck=self._watchdog.stuck,
             disk=self._disk.state(),
             pulling=dict(self._parts.images.now().waiting),
+            orphans=self._orphans.found,
             num_external_sessions=self._num_external(),
         )
 
@@ -178,6 +182,8 @@ class Pipeline:
             num_stuck=len(self._watchdog.stuck),
             breaker=self._breaker.view(),
             disk=self._disk.state(),
+            sandboxes=self._disk.sandboxes.now(),
+            num_orphans=len(self._orphans.found),
             num_external=self._num_external(),
             num_checkpoints=self._parts.checkpoints.num_kept,
             checkpoint_bytes=self._parts.checkpoints.num_bytes,

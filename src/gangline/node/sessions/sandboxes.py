@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from gangline.domain.contracts import Tidies
 from gangline.domain.errors import GanglineError, ImageMissing, InvalidRequest, PrepareFailed, RuntimeFailed
 from gangline.domain.placement import specs_of
@@ -323,9 +325,9 @@ async def _run_actions(sandbox: Sandbox, actions: Sequence[PrepareAction]) -> No
 
 
 async def usage_of(sandbox: Sandbox) -> Usage:
-    """Returns a sandbox's resource use; unmeasured if it is gone."""
+    """Returns a sandbox's resource use, for the record; unmeasured if it is gone."""
     try:
-        return await sandbox.usage()
+        return msgspec.structs.replace(await sandbox.usage(), memory_bytes=None)
     except GanglineError as error:
         return unmeasured(error.message)
 

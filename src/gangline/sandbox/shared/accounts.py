@@ -89,6 +89,25 @@ def peak_memory_bytes(folder: Path) -> int | None:
     return _number(folder, "memory.max_usage_in_bytes") if peak is None else peak
 
 
+def memory_now(folders: Sequence[Path], proc: Path | None) -> int | None:
+    """Memory in use now by all processes of a sandbox: of its control groups, without cached files that are not in use;
+    without such groups, the resident memory of the processes in its /proc, shared pages counted for each."""
+    for folder in folders:
+        used = _number(folder, "memory.current")
+        used = _number(folder, "memory.usage_in_bytes") if used is None else used
+        if used is not None:
+            cached = _table(folder, "memory.stat")
+            return max(0, used - cached.get("total_inactive_file", cached.get("inactive_file", 0)))
+    if proc is None:
+        return None
+    pages = 0
+    with suppress(OSError):
+        for name in filter(str.isdigit, os.listdir(proc)):
+            with suppress(OSError, ValueError, IndexError):
+                pages += int(_text(proc / name, "statm").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") or None
+
+
 class Spent:
     """The kernel's accounts of processes, reported by supervisors as each command ends."""
 
@@ -186,7 +205,7 @@ def _table(folder: Path, name: str) -> dict[str, int]:
 
 def _text(folder: Path, name: str) -> str:
     """Read before each command: `Path` would take ten times as long. Raises: OSError."""
-    file = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    file = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         return os.read(file, _MAX_FILE_BYTES).decode()
     finally:

@@ -14,7 +14,7 @@ class MetricsRoutes:
         self._service = service
 
     async def metrics(self, _request: web.Request) -> web.Response:
-        status = await self._service.store.query(self._service.store.status)
+        status = await self._service.status()
         return web.Response(body=self._service.metrics.exposition(status), headers={"Content-Type": CONTENT_TYPE})
 
     def routes(self) -> list[Route]:

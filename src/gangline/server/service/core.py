@@ -103,16 +103,22 @@ class RefusedHeartbeats:
     def shown_in(self, status: ServiceStatus) -> ServiceStatus:
         if not self._refused:
             return status
-        return msgspec.structs.replace(status, nodes=tuple(map(self._shown, status.nodes)))
+        known = {node.node_id: node for node in status.nodes}
+        shown = {node_id: self._shown(node_id, known.get(node_id)) for node_id in self._refused}
+        return msgspec.structs.replace(status, nodes=tuple((known | shown).values()))
 
-    def _shown(self, node: NodeView) -> NodeView:
-        if node.node_id not in self._refused:
-            return node
-        beat, at, error = self._refused[node.node_id]
-        return msgspec.structs.replace(
-            node,
+    def _shown(self, node_id: str, node: NodeView | None) -> NodeView:
+        """node: as it is stored; None: it joined after the database could store nothing."""
+        beat, at, error = self._refused[node_id]
+        return NodeView(
+            node_id=node_id,
+            url=beat.url,
+            capacity=beat.capacity,
+            draining=beat.draining,
+            num_sessions=len(beat.sessions) if node is None else node.num_sessions,
             backends=beat.backends,
             metrics=beat.metrics | {HEARTBEAT_REFUSED + error.code: 1.0},
+            first_seen_at=at if node is None else node.first_seen_at,
             last_seen_at=at,
             age_s=max(0.0, self._now() - at),
         )

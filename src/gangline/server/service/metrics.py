@@ -7,7 +7,7 @@ durable events. Labels never contain session or task ids.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
@@ -15,8 +15,9 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from gangline.domain.lifecycle import STAGES
-from gangline.domain.views import Event, NodeView, ServiceStatus
-from gangline.machine.telemetry.exposition import LoopLag, exposition, gauge, new_registry
+from gangline.domain.node_views import speed_of
+from gangline.domain.views import HEARTBEAT_REFUSED, Event, NodeView, ServiceStatus
+from gangline.machine.telemetry.exposition import SPEED_FIGURES, LoopLag, exposition, gauge, new_registry
 
 _REQUEST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30, 300)
 
@@ -89,17 +90,61 @@ class ServerMetrics:
         yield gauge("gangline_callbacks", "Callbacks by state.", "state", status.callbacks)
         oldest_s = status.oldest_queued_s or 0.0
         yield GaugeMetricFamily("gangline_oldest_queued_seconds", "Age of the next session in the queue.", oldest_s)
+        unplaced = sum(status.unplaced.values())
+        yield GaugeMetricFamily("gangline_unplaced_sessions", "Queued sessions that no node can run.", unplaced)
+        yield GaugeMetricFamily("gangline_result_bytes", "Bytes of all stored results.", status.result_bytes)
         yield from _of_nodes(status.nodes)
+        yield from _of_engines(status.nodes)
+
+
+def _told(name: str) -> Callable[[NodeView], float | None]:
+    return lambda node: node.metrics.get(name)
+
+
+def _has(node: NodeView, prefix: str) -> bool:
+    return any(name.startswith(prefix) for name in node.metrics)
+
+
+_NODE_FIGURES: tuple[tuple[str, str, Callable[[NodeView], float | None]], ...] = (
+    ("sessions", "Sessions that a node holds.", lambda node: node.num_sessions),
+    ("capacity", "Sessions that the node can hold.", lambda node: node.capacity),
+    ("age_seconds", "Seconds since the node's last message.", lambda node: node.age_s),
+    ("draining", "1 while the node takes no more sessions.", lambda node: node.draining),
+    ("resting", "1 while it takes none after faults of its own.", lambda node: _has(node, "breaker_open_")),
+    ("disk_low", "1 while it takes none for lack of disk.", lambda node: _has(node, "disk_low_")),
+    ("refused", "1 while the server cannot store its heartbeats.", lambda node: _has(node, HEARTBEAT_REFUSED)),
+    ("stuck_sessions", "Sessions that have exceeded their budgets.", _told("num_stuck")),
+    ("orphans", "Folders of sandboxes that it does not have.", _told("orphans")),
+    ("disk_free_bytes", "Free on the disk of its data.", _told("disk_free_bytes")),
+    ("disk_reserve_bytes", "Below it takes no session.", _told("disk_reserve_bytes")),
+    ("memory_bytes", "Memory of its machine.", _told("memory_bytes")),
+    ("memory_free_bytes", "That programs may still take.", _told("memory_free_bytes")),
+    ("sandbox_memory_bytes", "Of sandboxes now.", _told("sandbox_memory_bytes")),
+    ("largest_sandbox_bytes", "Of the largest one now.", _told("largest_sandbox_bytes")),
+    ("sandbox_cpus", "Processors that sandboxes take now.", _told("sandbox_cpus")),
+)
+"""End of the name, text, reading. From heartbeats, so that alerts need no addresses of nodes."""
 
 
 def _of_nodes(nodes: Sequence[NodeView]) -> Iterable[Metric]:
-    sessions = GaugeMetricFamily("gangline_node_sessions", "Sessions that a node holds.", labels=["node"])
-    capacity = GaugeMetricFamily("gangline_node_capacity", "Sessions that the node can hold.", labels=["node"])
-    age_s = GaugeMetricFamily("gangline_node_age_seconds", "Seconds since the node's last message.", labels=["node"])
-    draining = GaugeMetricFamily("gangline_node_draining", "1 while the node takes no more sessions.", labels=["node"])
-    for node in nodes:
-        sessions.add_metric([node.node_id], node.num_sessions)
-        capacity.add_metric([node.node_id], node.capacity)
-        age_s.add_metric([node.node_id], node.age_s)
-        draining.add_metric([node.node_id], node.draining)
-    return sessions, capacity, age_s, draining
+    for name, text, read in _NODE_FIGURES:
+        family = GaugeMetricFamily(f"gangline_node_{name}", text, labels=["node"])
+        for node in nodes:
+            if (value := read(node)) is not None:
+                family.add_metric([node.node_id], value)
+        yield family
+
+
+def _of_engines(nodes: Sequence[NodeView]) -> Iterable[Metric]:
+    """As nodes report them; other implementations of nodes may report less."""
+    engines = [([node.node_id, str(engine.get("url"))], engine) for node in nodes for engine in node.backends]
+    up = GaugeMetricFamily("gangline_engine_up", "1 while the node finds it healthy.", labels=["node", "url"])
+    for labels, engine in engines:
+        up.add_metric(labels, engine.get("state") != "unhealthy")
+    yield up
+    for name, field, text in SPEED_FIGURES:
+        family = GaugeMetricFamily(f"gangline_engine_{name}", text, labels=["node", "url"])
+        for labels, engine in engines:
+            if (value := getattr(speed_of(engine), field, None)) is not None:
+                family.add_metric(labels, value)
+        yield family

@@ -177,6 +177,7 @@ class TaskReader:
                 stages=stages,
                 stage_ages_s={stage: max(0.0, now - at) for stage, at in since.items()},
                 oldest_queued_s=None if oldest is None else max(0.0, now - oldest),
+                oldest_queued=_oldest_queued(conn, now),
                 callbacks=_counts(conn, outbox.c.state),
                 nodes=nodes_now,
                 queued=queued,
@@ -313,6 +314,12 @@ def _session_views(conn: sa.Connection, query: sa.Select[Any], now: float) -> li
     starting = {(row["node_id"], row["needs"]) for row in rows if row["stage"] == "init" and row["needs"]}
     pulls: Mapping[tuple[str, int], str] = image_waits(conn, starting) if starting else MappingProxyType({})
     return [session_view(row, waiting, pulls) for row in rows]
+
+
+def _oldest_queued(conn: sa.Connection, now: float) -> SessionView | None:
+    resting = sa.select(*_SESSION).where(WAITING).order_by(sessions.c.ready_at)
+    found = [one for query in (queue(*_SESSION), resting) for one in _session_views(conn, query.limit(1), now)]
+    return min(found, key=lambda one: one.created_at, default=None)
 
 
 def session_view(
