@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 
 import aiohttp
@@ -192,3 +195,24 @@ async def test_sessions_are_listed_page_by_page_and_by_what_they_are(tmp_path: P
         for query in ("state=gone", "outcome=fine", "node_id=../x", "submitter=a%20b"):
             async with aiohttp.ClientSession() as http, http.get(f"{running.url}/v1/sessions?{query}") as answer:
                 assert answer.status == 400
+
+
+async def test_without_any_retention_silent_nodes_are_forgotten_and_tasks_are_kept(tmp_path: Path):
+    long_ago = Clock()
+    long_ago.now = time.time() - 40 * 86_400
+    (tmp_path / "server").mkdir()
+    with TaskStore(tmp_path / "server" / "gangline.db", clock=long_ago) as store:
+        store.lease("gone", NODE_URL, 1)
+        store.submit([request("kept")])
+    async with (
+        serving(data_dir=tmp_path, control_token=None, check_task=any_plugin) as running,
+        ServerClient(running.url) as client,
+        asyncio.timeout(30),
+    ):
+        while "gone" in {node.node_id for node in (await client.status()).nodes}:
+            await asyncio.sleep(0.02)
+        assert [task.task_id for task in (await client.tasks()).tasks] == ["kept"]
+        async with aclosing(client.events(after=0)) as events:
+            async for event in events:
+                assert event.kind == "task.submitted", "the node's event is older than a month"
+                break

@@ -1,7 +1,9 @@
-"""A random name of a node's data folder, by which the server distinguishes two nodes with the same id."""
+"""A random name of a node's data folder, by which the server distinguishes two nodes with the same id, and the label of
+its sandboxes."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 from pathlib import Path
@@ -23,3 +25,8 @@ def node_identity(folder: Path) -> str:
     except OSError as error:
         raise StoreError(f"{path} cannot be read or written: {error.strerror}. Check the data folder.") from error
     return kept
+
+
+def owner_of(folder: Path) -> str:
+    """Returns the label of the node's sandboxes, which stays the same over restarts."""
+    return f"gl{hashlib.sha256(str(folder).encode()).hexdigest()[:10]}"

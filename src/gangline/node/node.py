@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import resource
 import socket
@@ -47,7 +46,7 @@ from gangline.node.health.interpreter import collect_forever, settle_interpreter
 from gangline.node.health.metrics import NodeMetrics
 from gangline.node.health.offers import Offers
 from gangline.node.health.watchdog import Watchdog
-from gangline.node.identity import node_identity
+from gangline.node.identity import node_identity, owner_of
 from gangline.node.sessions.adoption import adoptable
 from gangline.node.sessions.attempt import Attempt
 from gangline.node.sessions.leases.delivery import Delivery
@@ -124,7 +123,7 @@ async def serve(
         )
     await asyncio.to_thread(plugins.log_refusals)
     folder = await asyncio.to_thread(_open_folder, data_dir, node_id)
-    owner = _owner_of(folder)
+    owner = owner_of(folder)
     async with AsyncExitStack() as stack:
         # First, for its lock: from here on no other process of this node works.
         journal = await asyncio.to_thread(Journal.open, folder / "journal")
@@ -272,7 +271,7 @@ def _warm(settings: NodeSettings, start: Callable[[RuntimeSpec, str], Awaitable[
 async def reap(data_dir: Path, node_id: str) -> None:
     """Remove the leftovers of a killed node. A node also does this itself when it starts and ends."""
     folder = await asyncio.to_thread(_folder_of, data_dir, node_id)
-    owner = _owner_of(folder)
+    owner = owner_of(folder)
     await asyncio.to_thread(reap_keeper, owner)
     await _reap(owner, folder / "runtimes")
 
@@ -338,11 +337,6 @@ def _open_folder(data_dir: Path, node_id: str) -> Path:
     except OSError as error:
         raise StoreError(f"the data folder {data_dir} cannot be used: {error.strerror}.") from error
     return folder
-
-
-def _owner_of(folder: Path) -> str:
-    """Returns the label of the node's sandboxes, which stays the same over restarts."""
-    return f"gl{hashlib.sha256(str(folder).encode()).hexdigest()[:10]}"
 
 
 def _admission(settings: NodeSettings) -> Admission | None:

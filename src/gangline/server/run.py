@@ -185,9 +185,8 @@ async def _background(
         asyncio.create_task(callback_sender.deliver_forever(), name="server.callbacks"),
         *map(asyncio.create_task, more),
         asyncio.create_task(service.metrics.loop_lag.watch(), name="server.loop_lag"),
+        asyncio.create_task(Housekeeper(service, keep).tidy_forever(), name="server.tidy"),
     ]
-    if keep != Keep():
-        work.append(asyncio.create_task(Housekeeper(service, keep).tidy_forever(), name="server.tidy"))
     if watch is not None:
         work.append(asyncio.create_task(watch.tell_forever(), name="server.task_watch"))
     if service.store.database.shared:

@@ -206,6 +206,7 @@ def doctor(
     requirements of the built-in one are optional.
     """
     from gangline.cli.machine.checks import CHECKS
+    from gangline.cli.machine.checks_leftovers import check_leftovers
     from gangline.cli.machine.checks_service import SERVICE_CHECKS, check_engine
     from gangline.cli.machine.doctor import check_agent_python, check_data_folder
 
@@ -214,7 +215,7 @@ def doctor(
         settings = settings.model_copy(update={"data_dir": data})
     if server is not None:
         settings = settings.model_copy(update={"server_url": server})
-    checks = [check(settings) for check in (*CHECKS, check_data_folder, *SERVICE_CHECKS)]
+    checks = [check(settings) for check in (*CHECKS, check_data_folder, check_leftovers, *SERVICE_CHECKS)]
     checks.append(check_agent_python(python))
     if engine:
         checks = [_not_needed(check) for check in checks] + [check_engine(url) for url in engine]

@@ -195,12 +195,14 @@ def _settings_v2(limit: str, value: float) -> Mapping[str, str]:
 async def remove_owned(owner: str, keep: frozenset[str], root: Path = ROOT) -> None:
     """Remove every group of `owner`, wherever it is, except for the runtimes in `keep`."""
     kept = {group_name(owner, runtime_id) for runtime_id in keep}
-    for folder in await asyncio.to_thread(_owned, root, f"gangline@{owner}@"):
+    for folder in await asyncio.to_thread(owned_groups, owner, root):
         if folder.name not in kept:
             await _removed(folder)
 
 
-def _owned(root: Path, prefix: str) -> list[Path]:
+def owned_groups(owner: str, root: Path = ROOT) -> list[Path]:
+    """Blocking."""
+    prefix = f"gangline@{owner}@"
     return [Path(folder, name) for folder, names, _files in os.walk(root) for name in names if name.startswith(prefix)]
 
 

@@ -18,11 +18,13 @@ _AT_ONCE = 50
 _PAGE = 500
 _SILENT_NODE_S = 86_400.0
 """Nodes silent for this long are no longer listed: if nodes are pods or jobs, each start brings a new name."""
+_EVENTS_S = 30 * 86_400.0
+"""Events of no task, such as those of nodes, are kept at most so long."""
 
 
 class Housekeeper:
     """Deletes tasks beyond the retention limits, results first, so that a crash leaves no unreferenced data. Also
-    deletes silent nodes.
+    deletes silent nodes, and old events of no task. By default no task is beyond a limit.
     """
 
     def __init__(
@@ -45,8 +47,8 @@ class Housekeeper:
         """Delete due tasks in portions, between which other work on the store can run. Returns their number."""
         store, total = self._service.store, 0
         await store.run(store.forget_nodes, self._clock() - _SILENT_NODE_S)
-        if self._keep.for_s is not None:
-            await store.run(store.forget_events, self._clock() - self._keep.for_s)
+        events_s = _EVENTS_S if self._keep.for_s is None else min(_EVENTS_S, self._keep.for_s)
+        await store.run(store.forget_events, self._clock() - events_s)
         while chosen := await store.query(store.forgettable, self._keep, _AT_ONCE):
             await asyncio.to_thread(self._remove_results, chosen)
             total += await store.run(store.forget, chosen)
