@@ -19,7 +19,9 @@ import pytest
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from gangline.domain.completion import SPAN
 from gangline.domain.conversation import Message, ModelCall, Text
+from gangline.domain.ids import root_span_of
 from gangline.models.engine_server.app import create_app, serving
 from gangline.models.engine_server.sampler import SampledToken, SampleRequest
 from gangline.models.engines.contract import Engine, EngineRequest
@@ -96,6 +98,38 @@ async def test_every_client_names_the_session(
         await engine.close()
 
 
+@pytest.mark.parametrize("is_traced", [True, False])
+@pytest.mark.parametrize("ask", [_whole, _streamed])
+@pytest.mark.parametrize("kind", ENGINES)
+async def test_every_client_names_the_calls_span_where_there_are_traces(
+    kind: str, ask: Callable[[Engine, EngineRequest], Awaitable[None]], is_traced: bool
+) -> None:
+    make, speaks_sglang = ENGINES[kind]
+    named = set[str | None]()
+
+    @web.middleware
+    async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
+        named.add(request.headers.get("traceparent"))
+        return await handler(request)
+
+    app = FakeSglang().app() if speaks_sglang else _scripted()
+    app.middlewares.append(note)
+    async with serving(app) as url:
+        engine = make(url)
+        session = await pooled(engine, is_traced=is_traced)
+        assert named == {None}  # a probe is nobody's call
+        named.clear()
+        await ask(session, ASKED)
+        spans = named - {None}
+        trace_id, _ = root_span_of("t")
+        assert len(spans) == is_traced
+        assert all(re.fullmatch(rf"00-{trace_id:032x}-[0-9a-f]{{16}}-01", str(span)) for span in spans)
+        if is_traced and ask is _whole:
+            reply = await session.chat(ASKED)
+            assert f"-{reply.metadata[SPAN]}-" in str(named - spans)
+        await engine.close()
+
+
 @pytest.mark.parametrize("path", ["chat", "completions", "generate"])
 async def test_our_engine_server_gives_samplers_the_session(path: str) -> None:
     class Noting(ScriptedSampler):
@@ -114,7 +148,7 @@ async def test_our_engine_server_gives_samplers_the_session(path: str) -> None:
     sampler = Noting(Script.model_validate({"default": {"text": "ready"}}), TOKENIZER)
     async with serving(create_app(sampler)) as url:
         http = EngineHttp(url)
-        await http.post(route, msgspec.json.encode(body), "s1")
+        await http.post(route, msgspec.json.encode(body), {SESSION_HEADERS[0]: "s1"})
         await http.post(route, msgspec.json.encode(body))
         await http.close()
     assert named == ["s1", None]

@@ -11,12 +11,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from gangline.cli.options.tracing import traces_of
-from gangline.domain.completion import Certificate, Completion
+from gangline.domain.completion import SPAN, Certificate, Completion
 from gangline.domain.conversation import Message, Text
 from gangline.domain.errors import Failure, InvalidRequest
 from gangline.domain.session import SessionResult, StageTiming
@@ -140,6 +141,18 @@ async def test_a_session_is_a_tree_of_stages_and_model_calls(
     assert collector.services == {"gangline-node"}
 
 
+async def test_a_model_call_is_the_span_that_its_engine_was_told(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = msgspec.structs.replace(a_call(3.0, 4.0), metadata={SPAN: "00f067aa0ba902b7"})
+    later = msgspec.structs.replace(a_call(5.0, 6.0), completion_id="c1-000002")
+    await sent(collector, monkeypatch, result(completions=(call, later)))
+    told, other = sorted(collector.spans["model call"], key=lambda span: span.start_time_unix_nano)
+    assert told.span_id.hex() == "00f067aa0ba902b7"
+    assert other.span_id.hex() not in ("00f067aa0ba902b7", "0" * 16)
+    assert told.parent_span_id == other.parent_span_id == collector.the("run").span_id
+
+
 async def test_a_failed_attempt_is_an_error_with_its_boundary(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +186,11 @@ async def test_the_server_sends_the_root_that_sessions_hang_from(
     assert (int.from_bytes(task.trace_id), int.from_bytes(task.span_id)) == (root.trace_id, root.span_id)
     assert not task.parent_span_id
     assert attributes(task)["gangline.outcome.completed"] == 1
+    queue = collector.the("queue")
+    assert queue.parent_span_id == task.span_id
+    assert attributes(queue)["gangline.session_id"] == "t.0"
+    assert task.start_time_unix_nano <= queue.start_time_unix_nano < queue.end_time_unix_nano
+    assert queue.end_time_unix_nano <= task.end_time_unix_nano
     assert collector.services == {"gangline-server"}
 
 

@@ -58,6 +58,9 @@ DivergenceCause = Literal[
 ]
 
 
+SPAN = "span"
+"""Name in a record's metadata: the id of the call's span in traces, in hexadecimal, as its engine got it."""
+
 EMPTY_GENERATION = "empty_generation"
 """Name in a record's metadata if the whole reply ended by itself without content: `delivered`, or `retried` if it was
 sampled again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 
@@ -31,6 +32,12 @@ def run_of(task_id: str) -> str:
     """The training run or evaluation that numbered the task: `a` for `a-000001`. Empty for other ids."""
     found = _OF_RUN.fullmatch(task_id)
     return found[1] if found else ""
+
+
+def root_span_of(task_id: str) -> tuple[int, int]:
+    """Ids of the trace and of the root span of a task, on every machine."""
+    digest = hashlib.sha256(task_id.encode()).digest()
+    return int.from_bytes(digest[:16]) or 1, int.from_bytes(digest[16:24]) or 1
 
 
 def new_id(prefix: str) -> str:

@@ -123,7 +123,7 @@ async def serve(
         )
     await asyncio.to_thread(plugins.log_refusals)
     folder = await asyncio.to_thread(_open_folder, data_dir, node_id)
-    owner = owner_of(folder)
+    owner, machine = owner_of(folder), Settings.from_environ()
     async with AsyncExitStack() as stack:
         # First, for its lock: from here on no other process of this node works.
         journal = await asyncio.to_thread(Journal.open, folder / "journal")
@@ -141,6 +141,7 @@ async def serve(
                 capture=settings.capture,
                 affinity_slack=settings.affinity_slack,
                 admission=_admission(settings),
+                is_traced=machine.otel_endpoint is not None,
             )
         )
         stack.push_async_callback(backends.close)
@@ -173,7 +174,6 @@ async def serve(
             found=keeper.checkpoints,
         )
         stack.push_async_callback(checkpoints.close)
-        machine = Settings.from_environ()
         max_image_bytes = None if settings.image_cache_gb is None else settings.image_cache_gb * 1e9
         cache = ImageCache(folder / "images.json", max_bytes=max_image_bytes)
         await asyncio.to_thread(cache.load)

@@ -28,7 +28,7 @@ class _OneBackend:
         return False
 
 
-async def pooled(engine: Engine) -> PooledEngine:
+async def pooled(engine: Engine, *, is_traced: bool = False) -> PooledEngine:
     backend = Backend(
         backend_id="b",
         number=0,
@@ -40,4 +40,4 @@ async def pooled(engine: Engine) -> PooledEngine:
         state="healthy",
         since=time.time(),
     )
-    return PooledEngine(_OneBackend(backend), Assignment("s", "t", backend))
+    return PooledEngine(_OneBackend(backend), Assignment("s", "t", backend), is_traced=is_traced)

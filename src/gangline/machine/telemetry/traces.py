@@ -1,15 +1,14 @@
 """OpenTelemetry traces: task -> session -> stage -> model call, for any collector that supports OTLP over HTTP.
 
-Spans are created afterwards from the record (a result's timings and completions, a task's times), so nothing is stored,
-measured or passed along while a session runs. Server and nodes do not exchange spans: the ids of a task's trace and
-root span are derived from the task's id, which connects all of them.
+Spans are created afterwards from the record (a result's timings and completions, a task's times), so nothing is
+measured while a session runs. Of a call only the id of its span is kept, which its engine gets. Server and nodes do not
+exchange spans: the ids of a task's trace and root span are derived from the task's id, which connects all of them.
 
 This module needs the extra `otel`, and is only imported if a collector is configured.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Self
 
@@ -23,9 +22,10 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags
 
 from gangline import __version__
-from gangline.domain.completion import Completion
+from gangline.domain.completion import SPAN, Completion
+from gangline.domain.ids import root_span_of
 from gangline.domain.session import SessionResult, StageTiming
-from gangline.domain.views import TaskView
+from gangline.domain.views import SessionView, TaskView
 
 _EXPORT_TIMEOUT_S = 5
 """A collector that does not answer must not delay the shutdown of a service."""
@@ -35,22 +35,22 @@ Attributes = Mapping[str, str | int | float | Sequence[str] | None]
 
 def root_of(task_id: str) -> SpanContext:
     """The parent of all spans of a task, on every machine."""
-    digest = hashlib.sha256(task_id.encode()).digest()
-    trace_id, span_id = int.from_bytes(digest[:16]), int.from_bytes(digest[16:24])
-    return SpanContext(trace_id or 1, span_id or 1, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+    return SpanContext(*root_span_of(task_id), is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
 
 class _PlannedIds(RandomIdGenerator):
-    """Random ids, except for the span started while `root` is set, which gets its ids."""
+    """Random ids, except for the span started while `root` is set, which gets its ids, or `span_id`, which it gets."""
 
     def __init__(self) -> None:
         self.root: SpanContext | None = None
+        self.span_id: int | None = None
 
     def generate_trace_id(self) -> int:
         return super().generate_trace_id() if self.root is None else self.root.trace_id
 
     def generate_span_id(self) -> int:
-        return super().generate_span_id() if self.root is None else self.root.span_id
+        planned = self.span_id if self.root is None else self.root.span_id
+        return super().generate_span_id() if planned is None else planned
 
 
 class Traces:
@@ -73,7 +73,7 @@ class Traces:
         self._provider.shutdown()
 
     def task_ended(self, task: TaskView) -> None:
-        """Record the root span."""
+        """Record the root span, and how long its sessions were queued."""
         self._ids.root = root_of(task.task_id)
         try:
             span = self._begin("task", Context(), task.created_at)
@@ -82,6 +82,16 @@ class Traces:
         outcomes = {f"gangline.outcome.{name}": number for name, number in task.outcomes.items()}
         _tell(span, {"gangline.task_id": task.task_id, "gangline.num_samples": task.num_samples, **outcomes})
         _end(span, task.created_at if task.ended_at is None else task.ended_at)
+        for session in task.sessions:
+            if session.attempt == 1 and session.leased_at is not None:
+                self._waited(session, session.leased_at)
+
+    def _waited(self, session: SessionView, leased_at: float) -> None:
+        """Record the wait in the queue. Of a session that ran again, only the last lease is known: it has no such
+        span."""
+        span = self._begin("queue", _below(NonRecordingSpan(root_of(session.task_id))), session.created_at)
+        _tell(span, {"gangline.task_id": session.task_id, "gangline.session_id": session.session_id})
+        _end(span, leased_at)
 
     def attempt_ended(self, result: SessionResult) -> None:
         """Record the span of a session, or of one of its attempts, and all its child spans."""
@@ -110,7 +120,11 @@ class Traces:
 
     def _model_call(self, parent: Span, call: Completion) -> None:
         """Attributes follow OpenTelemetry's conventions for generative AI where these define a name."""
-        span = self._begin("model call", _below(parent), call.started_at)
+        self._ids.span_id = int(str(call.metadata[SPAN]), 16) if SPAN in call.metadata else None
+        try:
+            span = self._begin("model call", _below(parent), call.started_at)
+        finally:
+            self._ids.span_id = None
         certificate = call.certificate
         _tell(
             span,

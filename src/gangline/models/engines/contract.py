@@ -70,6 +70,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Kinds of evidence to report; only for `chat`, with an engine that reports them."""
     session_id: str | None = None
     """For balancers between here and the engine, which keep a session at the replica that has its prefix."""
+    traceparent: str | None = None
+    """The call's span, as W3C's Trace Context writes it; None: there are no traces."""
 
 
 class ChoiceFacts(msgspec.Struct, frozen=True, kw_only=True):

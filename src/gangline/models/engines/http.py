@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self, cast
 
@@ -63,6 +63,14 @@ _OWN_SAMPLING = (
 )
 
 
+def call_headers(request: EngineRequest) -> dict[str, str]:
+    """Headers of a model call, for balancers and for traces."""
+    headers: dict[str, str] = {}
+    if request.session_id is not None:
+        headers |= dict.fromkeys(SESSION_HEADERS, request.session_id)
+    return headers if request.traceparent is None else {**headers, "traceparent": request.traceparent}
+
+
 class _Named(msgspec.Struct):
     model: str = ""
 
@@ -90,12 +98,12 @@ class EngineHttp:
         async with self.request("GET", path, None) as answer:
             return await answer.read()
 
-    async def post(self, path: str, body: bytes | Sequence[bytes], session_id: str | None = None) -> bytes:
-        async with self.request("POST", path, body, session_id) as answer:
+    async def post(self, path: str, body: bytes | Sequence[bytes], headers: Mapping[str, str] | None = None) -> bytes:
+        async with self.request("POST", path, body, headers) as answer:
             return await answer.read()
 
     async def events(
-        self, path: str, body: bytes | Sequence[bytes], session_id: str | None = None
+        self, path: str, body: bytes | Sequence[bytes], headers: Mapping[str, str] | None = None
     ) -> AsyncGenerator[list[bytes]]:
         """Yields the data of a stream's events, in batches as they arrive, until `[DONE]`. If the server does not
         stream and answers JSON, yields the whole reply as one event.
@@ -104,7 +112,7 @@ class EngineHttp:
         stream.
         """
         events, head, has_events = SseEvents(), b"", False
-        async with self.request("POST", path, body, session_id) as response:
+        async with self.request("POST", path, body, headers) as response:
             async for piece in response.content.iter_any():
                 if not head and (head := piece.lstrip()[:_HEAD_BYTES]).startswith(b"{"):
                     yield [piece + await response.content.read()]
@@ -127,24 +135,24 @@ class EngineHttp:
 
     @asynccontextmanager
     async def request(
-        self, method: str, path: str, body: bytes | Sequence[bytes] | None, session_id: str | None = None
+        self, method: str, path: str, body: bytes | Sequence[bytes] | None, headers: Mapping[str, str] | None = None
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """body: whole, or in pieces to send in order. session_id: see `EngineRequest`.
+        """body: whole, or in pieces to send in order. headers: see `call_headers`.
 
         Raises: EngineUnavailable when the engine does not answer or the connection breaks, EngineMalformed for
         malformed HTTP, TooManyFiles, and the error of `refusal` for a status."""
         try:
             pieces = [body] if isinstance(body, bytes) else body or []
             data = body
-            headers: dict[str, str] = {} if session_id is None else dict.fromkeys(SESSION_HEADERS, session_id)
+            sent = dict(headers or {})
             if (num_bytes := sum(map(len, pieces))) > _PIECE_BYTES:
-                data, headers["Content-Length"] = _sent_in_pieces(pieces), str(num_bytes)
+                data, sent["Content-Length"] = _sent_in_pieces(pieces), str(num_bytes)
             elif body is not None:
                 data = b"".join(pieces)
             async with (
                 _Silence(self._timeout_s) as silence,
                 self._opened().request(
-                    method, self.url + path, data=data, headers=headers, allow_redirects=False
+                    method, self.url + path, data=data, headers=sent, allow_redirects=False
                 ) as response,
             ):
                 silence.broken_by(response)

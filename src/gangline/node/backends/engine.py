@@ -4,6 +4,7 @@ engines and sessions."""
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -11,8 +12,10 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
+from gangline.domain.completion import SPAN
 from gangline.domain.conversation import Message, ModelCall, Text, ToolDefinition
 from gangline.domain.errors import EngineError, EngineRefused, EngineUnavailable, MessagesRefused
+from gangline.domain.ids import root_span_of
 from gangline.domain.node_views import BackendState, BackendView
 from gangline.domain.template_findings import features, lacks
 from gangline.domain.tokens import TokenIds, common_prefix_len
@@ -190,11 +193,14 @@ class PooledEngine:
     messages that were fitted to the backend's template has `fitted`: kind of change -> count.
     """
 
-    def __init__(self, pool: Backends, assignment: Assignment, slots: Slots | None = None) -> None:
-        """slots: each call holds one while in flight; None: no limit."""
+    def __init__(
+        self, pool: Backends, assignment: Assignment, slots: Slots | None = None, *, is_traced: bool = False
+    ) -> None:
+        """slots: each call holds one while in flight; None: no limit. is_traced: engines get the ids of spans."""
         self._pool = pool
         self._assignment = assignment
         self._slots = slots or nullcontext()
+        self._is_traced = is_traced
         self.engine_ids: dict[str, str] = {}
         """Call id as the client knows it -> call id from the engine or the model."""
 
@@ -320,13 +326,17 @@ class PooledEngine:
 
     def _fitted(self, backend: Backend, request: EngineRequest) -> tuple[EngineRequest, dict[str, Any]]:
         """Returns the request with messages that the backend's template accepts, and metadata for the reply."""
-        request = msgspec.structs.replace(request, session_id=self._assignment.session_id)
+        request, span = msgspec.structs.replace(request, session_id=self._assignment.session_id), dict[str, Any]()
+        if self._is_traced:
+            span[SPAN] = secrets.token_hex(8)
+            trace_id, _ = root_span_of(self._assignment.task_id)
+            request = msgspec.structs.replace(request, traceparent=f"00-{trace_id:032x}-{span[SPAN]}-01")
         call = request.call
         messages, changes = fit(call.messages, backend.capabilities.template, self.engine_ids)
         if messages is call.messages:
-            return request, {}
+            return request, span
         call = msgspec.structs.replace(call, messages=messages)
-        return msgspec.structs.replace(request, call=call), {FITTED: changes} if changes else {}
+        return msgspec.structs.replace(request, call=call), {FITTED: changes, **span} if changes else span
 
     def _take_moves(self) -> dict[str, Any]:
         moves, self._assignment.moves = self._assignment.moves, []

@@ -199,6 +199,7 @@ class BackendPool:
         probe_timeout_s: float = 120.0,
         max_failures: int = 3,
         capture: Literal["ids", "text"] = "ids",
+        is_traced: bool = False,
         read_secret: Callable[[str], str] = read_secret,
     ) -> None:
         """role: the role whose calls it answers; None: the policy's. numbers: of backends; None counts from 1.
@@ -208,10 +209,12 @@ class BackendPool:
         admission: decides which sessions may call, and where; None: all, and `Placement` decides where.
         wait_s: for a healthy backend. max_failures: consecutive failed checks until a backend is unhealthy; one is
         enough when a call failed too. capture: `text` accepts servers that report no token ids.
+        is_traced: see `PooledEngine`.
         read_secret: reads a key by the name of its environment variable; raises InvalidRequest.
         """
         self._clock = clock
         self._wait_s = wait_s
+        self._is_traced = is_traced
         self._check_timeout_s = check_timeout_s
         self._backends: dict[str, Backend] = {}
         self._clients = EngineClients(capture=capture, read_secret=read_secret, probe_timeout_s=probe_timeout_s)
@@ -381,7 +384,8 @@ class BackendPool:
 
         slots: each call holds one while in flight.
         """
-        return PooledEngine(self, self._assignments.setdefault(session_id, Assignment(session_id, task_id)), slots)
+        assignment = self._assignments.setdefault(session_id, Assignment(session_id, task_id))
+        return PooledEngine(self, assignment, slots, is_traced=self._is_traced)
 
     def release(self, session_id: str) -> None:
         """End the session's assignment. Idempotent."""

@@ -43,7 +43,7 @@ from gangline.models.engines.evidence import WireEvidence
 from gangline.models.engines.fields import has_documents, has_media
 from gangline.models.engines.generate.text import ReplyReader, TextSide
 from gangline.models.engines.generate.wire import GenerateAsk, GenerateRoute, Sampled, SglangGenerate, VllmGenerate
-from gangline.models.engines.http import EngineClient, EngineHttp, server_version
+from gangline.models.engines.http import EngineClient, EngineHttp, call_headers, server_version
 from gangline.models.engines.replies import ModelCard, decode
 from gangline.models.engines.sight import Sight
 from gangline.models.engines.templates.probe import probe_template
@@ -236,7 +236,7 @@ class GenerateEngine(EngineClient):
             seed=None if seed is None else seed + index,
             stream=stream,
             evidence=request.evidence,
-            session_id=request.session_id,
+            headers=call_headers(request),
         )
 
     def _new_route(self) -> GenerateRoute:
@@ -392,14 +392,14 @@ class GenerateCalls:
         self.url = http.url
 
     async def sample(self, route: GenerateRoute, ask: GenerateAsk) -> Sampled:
-        sampled = route.read(await self.http.post(route.path, route.body(ask), ask.session_id), self.url)
+        sampled = route.read(await self.http.post(route.path, route.body(ask), ask.headers), self.url)
         if sampled is None or sampled.finish_reason is None:
             raise EngineMalformed(f"engine {self.url} answered without a finish reason")
         return sampled
 
     async def chunks(self, route: GenerateRoute, ask: GenerateAsk) -> AsyncGenerator[Sampled, None]:
         """Closing it early cancels the call in the engine."""
-        async with aclosing(self.http.events(route.path, route.body(ask), ask.session_id)) as reads:
+        async with aclosing(self.http.events(route.path, route.body(ask), ask.headers)) as reads:
             async for events in reads:
                 for data in events:
                     sampled = route.read(data, self.url)

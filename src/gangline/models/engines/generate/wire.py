@@ -50,8 +50,9 @@ class GenerateAsk(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     stream: bool = False
     evidence: tuple[AskedEvidence, ...] = ()
-    """As in `EngineRequest`, like `session_id`."""
-    session_id: str | None = None
+    """As in `EngineRequest`."""
+    headers: dict[str, str] = {}
+    """See `call_headers`."""
 
 
 class Sampled(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ Source: SGLang 0.5.23; its source was read, and this client is tested against a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from gangline.domain.tokens import Logprobs, TokenIds
 from gangline.models.engines.contract import EngineCapabilities, EngineReply, EngineRequest
 from gangline.models.engines.evidence import WireEvidence
 from gangline.models.engines.fields import messages_in_turns, sent_ids
-from gangline.models.engines.http import EngineClient, EngineHttp, server_version
+from gangline.models.engines.http import EngineClient, EngineHttp, call_headers, server_version
 from gangline.models.engines.replies import SentIds, decode, ids_from_json
 from gangline.models.engines.sglang.wire import (
     Detokenized,
@@ -136,7 +136,7 @@ class SglangEngine(EngineClient):
         messages, sent = await messages_in_turns(request.call.messages), sent_ids(request.prompt_ids, request.call)
         evidence = self._evidence.fields(request.evidence)
         body = chat_body(request, await self._model_name(), messages, sent, evidence)
-        return await self._chat(body, request.session_id), sent
+        return await self._chat(body, call_headers(request)), sent
 
     async def _read(self, request: EngineRequest, wire: SglangReply, sent: SentIds | None = None) -> EngineReply:
         shown = request.call.num_top_logprobs is not None
@@ -177,8 +177,8 @@ class SglangEngine(EngineClient):
         """See `VllmEngine.score`."""
         return scores_of(await self._http.post("/generate", score_body(ids)), ids, self.url)
 
-    async def _chat(self, body: bytes | Sequence[bytes], session_id: str | None = None) -> SglangReply:
-        answer = await self._http.post("/v1/chat/completions", body, session_id)
+    async def _chat(self, body: bytes | Sequence[bytes], headers: Mapping[str, str] | None = None) -> SglangReply:
+        answer = await self._http.post("/v1/chat/completions", body, headers)
         wire = decode(answer, reply_type(self._evidence), self.url)
         if wire.error is not None:
             raise self._http.refusal(200, answer)

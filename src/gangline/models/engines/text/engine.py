@@ -21,7 +21,7 @@ from gangline.models.engines.contract import (
     EngineRequest,
 )
 from gangline.models.engines.fields import body_of, call_fields, messages_in_turns
-from gangline.models.engines.http import EngineClient, EngineHttp
+from gangline.models.engines.http import EngineClient, EngineHttp, call_headers
 from gangline.models.engines.replies import (
     WireLogprobs,
     WireMessage,
@@ -101,7 +101,7 @@ class OpenAITextEngine(EngineClient):
         if call.num_top_logprobs is not None:
             fields |= {"logprobs": True, "top_logprobs": call.num_top_logprobs}
         body = body_of(fields, await messages_in_turns(call.messages))
-        answer = await self._http.post("/v1/chat/completions", body, request.session_id)
+        answer = await self._http.post("/v1/chat/completions", body, call_headers(request))
         wire = decode(answer, _Reply, self.url)
         if wire.error is not None:
             raise self._http.refusal(200, answer)

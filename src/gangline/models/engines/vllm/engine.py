@@ -33,7 +33,7 @@ from gangline.models.engines.contract import (
 )
 from gangline.models.engines.evidence import WireEvidence
 from gangline.models.engines.fields import has_media, messages_in_turns, sent_ids
-from gangline.models.engines.http import EngineClient, EngineHttp, server_version
+from gangline.models.engines.http import EngineClient, EngineHttp, call_headers, server_version
 from gangline.models.engines.replies import (
     NO_IDS,
     SentIds,
@@ -163,7 +163,7 @@ class VllmEngine(EngineClient):
         sent = sent_ids(request.prompt_ids, request.call)
         fields = None if evidence is None else evidence.fields(request.evidence)
         body = chat_body(request, await self._model_name(), messages, sent, stream=False, evidence=fields)
-        answer = await self._http.post("/v1/chat/completions", body, request.session_id)
+        answer = await self._http.post("/v1/chat/completions", body, call_headers(request))
         reply, is_error = await read_reply(answer, reply_type(request.call), self.url, sent, evidence)
         if is_error:
             raise self._http.refusal(200, answer)
@@ -180,7 +180,7 @@ class VllmEngine(EngineClient):
         body = chat_body(request, await self._model_name(), messages, sent, stream=True)
         kind, calls = reply_type(request.call), CallsOfChoices()
         looked = False
-        async with aclosing(self._http.events("/v1/chat/completions", body, request.session_id)) as reads:
+        async with aclosing(self._http.events("/v1/chat/completions", body, call_headers(request))) as reads:
             async for events in reads:
                 for delta in self._deltas(events, kind, sent, calls):
                     if looked or delta.prompt_ids is None:
