@@ -356,7 +356,7 @@ def _of_roles(engines: Mapping[str, RoleEngines]) -> list[BackendSpec]:
 async def _add_all(
     backends: BackendsByRole, named: Sequence[BackendSpec], changed: Sequence[BackendSpec] | None, wait_s: float
 ) -> None:
-    """Add the engines: the `named` ones, which must all answer, or those that were `changed` before a restart.
+    """Add the engines: the `named` ones, which must all answer, or the ones that were `changed` before a restart.
 
     Of the changed ones, one of the policy's must answer if any was named. A role without engines fails its calls.
     """
