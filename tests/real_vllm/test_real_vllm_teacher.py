@@ -26,10 +26,11 @@ async def test_ids_are_scored_as_transformers_scores_them(engine: VllmEngine, sc
 
 
 async def test_ids_beyond_the_context_are_an_overflow(engine: VllmEngine) -> None:
-    ids = token_ids(range(4096))
+    ids = token_ids(range(5000))
     assert np.isfinite((await engine.score(ids[:4095]))[1:]).all()
-    with pytest.raises(ContextOverflow):
-        await engine.score(ids)
+    for length in (4096, 4097, 5000):
+        with pytest.raises(ContextOverflow):
+            await engine.score(ids[:length])
 
 
 async def test_its_whole_vocabulary_is_compared(vllm_url: str, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from gangline.domain.completion import LogprobKind, VersionSpan
 from gangline.domain.conversation import Message, ModelCall, SamplingParams, Text, ToolDefinition, Usage
-from gangline.domain.errors import EngineIncapable, EngineMalformed, EngineRefused, EngineUnavailable
+from gangline.domain.errors import ContextOverflow, EngineIncapable, EngineMalformed, EngineRefused, EngineUnavailable
 from gangline.domain.evidence.contract import AskedEvidence
 from gangline.domain.node_views import TemplateFacts
 from gangline.domain.reply import ReplyDelta, TokenLogprob, ToolCallDelta
@@ -227,7 +227,13 @@ class VllmEngine(EngineClient):
         engine reports none. Raises: ContextOverflow if they, and one token more, exceed the engine's context.
         """
         body = score_body(await self._model_name(), ids)
-        return scores_of(await self._http.post("/v1/completions", body), ids, self.url)
+        try:
+            answer = await self._http.post("/v1/completions", body)
+        except EngineRefused as error:
+            if "max_tokens must be at least 1" in error.message:  # vLLM lowers it by what the context has no room for
+                raise ContextOverflow(f"{len(ids)} ids and one token more exceed the context of {self.url}") from error
+            raise
+        return scores_of(answer, ids, self.url)
 
     async def _render_or_none(self, messages: Sequence[Message]) -> TokenIds | None:
         try:
