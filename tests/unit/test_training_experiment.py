@@ -139,7 +139,7 @@ JUDGE = {"url": "http://gpu:8000", "rubric": "right?"}
         ({"teacher": {"url": "gpu:8000"}}, "teacher.url: String should match pattern"),
         (
             {"teacher": TEACHER, "algorithm": {"name": "distill"}, "degenerates": {"identical_rewards": True}},
-            "of which a teacher judges every token",
+            "a teacher judges their tokens too",
         ),
         (
             {"teacher": TEACHER, "algorithm": {"name": "dapo", "overrides": {"loss.distillation": {}}}},

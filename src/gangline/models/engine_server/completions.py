@@ -27,7 +27,6 @@ from gangline.models.engine_server.wire import (
     CompletionLogprobs,
     CompletionReply,
     CompletionRequest,
-    PromptLogprob,
     Usage,
     encode,
 )
@@ -71,7 +70,7 @@ class _CompletionCall:
         reply.usage = self._usage(sum(num_tokens for _, num_tokens in calls))
         return reply
 
-    async def _prompt_logprobs(self) -> list[dict[str, PromptLogprob] | None] | UnsetType:
+    async def _prompt_logprobs(self) -> list[dict[str, dict[str, float]] | None] | UnsetType:
         """As in vLLM: for each id, a map of only that id; None for the first."""
         if self._completion.prompt_logprobs is None:
             return UNSET
@@ -79,7 +78,7 @@ class _CompletionCall:
             raise ApiError("This engine has no weights, and scores no prompt.", param="prompt_logprobs")
         ids = self._prompt_ids
         scores = await self._sampler.score(ids)
-        return [None, *({str(one): PromptLogprob(score)} for one, score in zip(ids[1:], scores, strict=True))]
+        return [None, *({str(one): {"logprob": score}} for one, score in zip(ids[1:], scores, strict=True))]
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         async with EventStream(request) as events:

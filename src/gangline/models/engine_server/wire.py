@@ -273,10 +273,6 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     """On the first chunk."""
 
 
-class PromptLogprob(msgspec.Struct):
-    logprob: float
-
-
 class CompletionChoice(msgspec.Struct, kw_only=True):
     """One choice, whole or a part of a stream."""
 
@@ -286,7 +282,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     finish_reason: str | None
     stop_reason: int | str | None
     prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, dict[str, float]] | None] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
     weight_versions: list[WeightSpan] | UnsetType = UNSET
 

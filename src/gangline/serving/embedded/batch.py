@@ -158,7 +158,7 @@ class Batch:
 
     def score(self, ids: NDArray[np.int64]) -> list[float]:
         """See `LanguageModel.score`."""
-        return [float(one) for one in self._model.score(ids)]
+        return self._model.score(ids)
 
     def drop_all(self) -> list[Sequence]:
         """Empty the batch and all caches, because the model failed or the engine closes."""

@@ -99,7 +99,7 @@ class LanguageModel:
         return self._logits(chunks, starts, starts[1:] - 1)
 
     @torch.inference_mode()
-    def score(self, ids: NDArray[np.int64]) -> torch.Tensor:
+    def score(self, ids: NDArray[np.int64]) -> list[float]:
         """Log-probs [T - 1] of all ids but the first, each given those before it."""
         cache, scored = self.new_cache(), list[torch.Tensor]()
         for start in range(0, len(ids) - 1, self.prompt_tokens):
@@ -108,7 +108,7 @@ class LanguageModel:
             targets = torch.from_numpy(ids[start + 1 : start + 1 + len(piece)]).to(logits.device)
             scored.append(logits.float().log_softmax(-1).gather(1, targets[:, None])[:, 0].cpu())
         self.take_off(cache)
-        return torch.cat([torch.empty(0), *scored])
+        return [float(one) for one in torch.cat([torch.empty(0), *scored])]
 
     def _logits(self, chunks: Sequence[Chunk], starts: NDArray[np.int64], kept: NDArray[np.int64]) -> torch.Tensor:
         """Logits [len(kept), vocab] after the tokens at `kept`. starts: of the chunks, and the end of the last."""

@@ -109,10 +109,11 @@ class Experiment(TrainingOptions):
             raise InvalidRequest(
                 "coalitions share out a group's advantages, which a critic or a token baseline replaces: leave one out."
             )
-        if algorithm.critic is not None and self.degenerates is not None and self.degenerates.identical_rewards:
+        learns_from_all = algorithm.critic is not None or algorithm.has_teacher
+        if learns_from_all and self.degenerates is not None and self.degenerates.identical_rewards:
             raise InvalidRequest(
-                "degenerates.identical_rewards leaves out groups by their rewards, and a critic that never sees them "
-                "predicts wrong values: set it to false."
+                "degenerates.identical_rewards leaves out groups by their rewards: a critic that never sees them "
+                "predicts wrong values, and a teacher judges their tokens too. Set it to false."
             )
         if algorithm.compare == "roles" and self.coalitions is not None:
             raise InvalidRequest(
@@ -131,11 +132,6 @@ class Experiment(TrainingOptions):
             raise InvalidRequest(
                 "group_judge compares the sessions of a group: set data.num_samples to 2 or more, and leave out "
                 "coalitions and remax, whose further sessions have no group."
-            )
-        if algorithm.has_teacher and self.degenerates is not None and self.degenerates.identical_rewards:
-            raise InvalidRequest(
-                "degenerates.identical_rewards leaves out groups of one reward, of which a teacher judges every token: "
-                "set it to false."
             )
         if self.control == "random_mask" and self.algorithm.resolve().loss.correction.level != "none":
             raise InvalidRequest(
