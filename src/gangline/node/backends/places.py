@@ -118,14 +118,11 @@ class Places:
         """The length of a first context, and what a later call adds to one."""
         self._timer: asyncio.TimerHandle | None = None
         self._longest_wait_s = 0.0
-        self._are_needed = policy.is_eager
+        self.are_needed = policy.is_eager
+        """Whether sessions may have to wait."""
         self._is_closed = False
 
     # -- engines -------------------------------------------------------------------------------------------------
-
-    @property
-    def is_eager(self) -> bool:
-        return self._policy.is_eager
 
     def read(self, backend: Backend, cache: EngineCache | None) -> None:
         """Take in what the backend says of its cache. None: nothing this time."""
@@ -134,20 +131,20 @@ class Places:
             return
         if (record := self._caches.get(backend.backend_id)) is None:
             self._caches[backend.backend_id] = _CacheRecord(cache)
-        elif record.read(cache) and not self._are_needed:
-            self._are_needed = True
+        elif record.read(cache) and not self.are_needed:
+            self.are_needed = True
             log.info("backend.over_subscribed backend=%s url=%s", backend.backend_id, backend.url)
 
     def view_of(self, backend: Backend) -> CacheView | None:
         if (record := self._caches.get(backend.backend_id)) is None:
             return None
         there = [one for one in self._sessions.values() if one.demand.backend_id == backend.backend_id]
-        held = record.held if self._are_needed else sum(one.demand.num_tokens for one in there)
+        held = record.held if self.are_needed else sum(one.demand.num_tokens for one in there)
         return CacheView(
             num_tokens=record.cache.num_tokens,
             usable=record.part,
             num_held_tokens=int(held),
-            num_places=sum(one.demand.has_place or not self._are_needed for one in there),
+            num_places=sum(one.demand.has_place or not self.are_needed for one in there),
             hit_rate=record.hit_rate,
         )
 
@@ -200,7 +197,7 @@ class Places:
         self._look(held)
 
     def _may_go(self, held: _Held) -> bool:
-        if not self._are_needed:
+        if not self.are_needed:
             return True
         backend = self._backends.get(held.demand.backend_id or "")
         return held.demand.has_place and backend is not None and backend.state == "healthy" and not held.num_waiting
@@ -279,7 +276,7 @@ class Places:
     def _rooms(self) -> list[CacheRoom] | None:
         """None: nobody waits."""
         healthy = [one.backend_id for one in self._backends.values() if one.state == "healthy"]
-        is_limited = self._are_needed and not self._is_closed
+        is_limited = self.are_needed and not self._is_closed
         if not is_limited or not healthy or any(one not in self._caches for one in healthy):
             return None
         return [CacheRoom(one, self._caches[one].capacity) for one in healthy]

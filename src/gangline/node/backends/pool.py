@@ -266,7 +266,7 @@ class BackendPool:
         try:
             capabilities, identity = await self._clients.probe(engine, url, anew=False)
             is_near = label == self._node if label else await asyncio.to_thread(is_on_this_machine, spec.url)
-            cache = await self._clients.cache(spec) if self._places is not None and self._places.is_eager else None
+            cache = await self._clients.cache(spec) if self._places is not None and self._places.are_needed else None
             if (known := self._known(url)) is None:
                 for other in self.staying():
                     refuse_difference(url, identity, other.identity, f"as {other.url} has it")
@@ -281,7 +281,7 @@ class BackendPool:
         return self._view(known)
 
     async def _read_pages(self, backend: Backend) -> None:
-        if self._places is not None:
+        if self._places is not None and (backend.has_page or self._places.are_needed):
             self._places.read(backend, await self._clients.cache(backend.spec))
         if not backend.has_page or self._clock() - backend.page_read_at < _PAGE_EVERY_S:
             return
