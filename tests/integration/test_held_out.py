@@ -205,8 +205,9 @@ async def test_no_collector_takes_one(collector: Any, as_request: bool) -> None:
 
 def test_what_verl_validates_on_is_marked_and_it_trains_on_no_marked_task() -> None:
     need_module("tensordict", "make .venv/.dev")
+    from gangline.train.trainers.own_engine import Sampling
     from gangline.train.trainers.verl.prompts import Prompt, TaskMaker
-    from gangline.train.trainers.verl.settings import GanglineSettings, Sampling
+    from gangline.train.trainers.verl.settings import GanglineSettings
 
     tasks, sampling = (
         TaskMaker(GanglineSettings(url="http://127.0.0.1:1")),

@@ -17,10 +17,11 @@ from gangline.tasks.evals.records import record_of
 from gangline.train.collecting.collector import PlainCollector, ReplenishingCollector
 from gangline.train.collecting.groups import ValiditySettings
 from gangline.train.run.evaluation import Evaluation
+from gangline.train.trainers.own_engine import Sampling
 from gangline.train.trainers.skyrl import Connection, SkyRLGenerator, SkyRLPrompt
 from gangline.train.trainers.verl.prompts import Prompt, TaskMaker
 from gangline.train.trainers.verl.sessions import PromptRunner
-from gangline.train.trainers.verl.settings import GanglineSettings, Sampling
+from gangline.train.trainers.verl.settings import GanglineSettings
 from support.training.samples import session
 from support.training.service import FakeService, tasks
 

@@ -26,10 +26,11 @@ from gangline.domain.conversation import SamplingParams
 from gangline.domain.session import SessionResult
 from gangline.testing.trainer_conformance import Check, ReadRow, Subject, checks, run_check
 from gangline.train.collecting.groups import Group, ValiditySettings
+from gangline.train.trainers.own_engine import Sampling
 from gangline.train.trainers.verl.prompts import Prompt, TaskMaker, prompts_in
 from gangline.train.trainers.verl.rows import training_rows
 from gangline.train.trainers.verl.sessions import PromptRunner, Teach
-from gangline.train.trainers.verl.settings import GanglineSettings, Sampling
+from gangline.train.trainers.verl.settings import GanglineSettings
 from gangline.train.trainers.verl.worker import teaching
 from support.training.samples import session, trace
 

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from gangline.domain.errors import EngineIncapable, EngineMalformed
 from gangline.models.engine_server.sampler import SampledToken, SampleRequest
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
-from gangline.train.trainers.verl.engine import served
+from gangline.train.trainers.own_engine import served
 from gangline.train.trainers.verl.sampler import VerlSampler, one_attempt
 from gangline.train.trainers.verl.settings import GanglineSettings
 from gangline.train.trainers.verl.worker import with_own_address

@@ -11,7 +11,8 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
 from gangline.domain.errors import InvalidRequest
-from gangline.train.trainers.verl.settings import GanglineSettings, Sampling
+from gangline.train.trainers.own_engine import Sampling
+from gangline.train.trainers.verl.settings import GanglineSettings
 from gangline.wire.client.rollouts import refuse_held_out
 
 
@@ -85,15 +86,8 @@ class TaskMaker:
             )
         if prompt.partition == "train":
             refuse_held_out({**task, "task_id": task_id})
-        capture = cast("Mapping[str, Any]", task.get("capture") or {})
-        policy = {**cast("Mapping[str, Any]", capture.get("sampling") or {}), **sampling.as_policy()}
-        return {
-            **task,
-            "task_id": task_id,
-            "num_samples": num_samples,
-            "capture": {**capture, "sampling": policy},
-            "held_out": prompt.partition == "val",
-        }
+        named = {**task, "task_id": task_id, "num_samples": num_samples, "held_out": prompt.partition == "val"}
+        return sampling.in_task(named)
 
 
 def _read(settings: GanglineSettings) -> dict[str, Any]:

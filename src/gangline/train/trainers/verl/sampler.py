@@ -11,14 +11,16 @@ Source: verl 0.9.1, `workers/rollout/llm_server.py` (`LLMServerClient`, `FullyAs
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from pathlib import Path
 from typing import Any, Protocol, cast
 from uuid import uuid4
 
-from gangline.domain.errors import EngineIncapable, EngineMalformed, InvalidRequest
-from gangline.models.engine_server.sampler import UNKNOWN_VERSION, FinishReason, PauseMode, SampledToken, SampleRequest
+from gangline.models.engine_server.sampler import UNKNOWN_VERSION, FinishReason, SampledToken, SampleRequest
 from gangline.models.language.contract import ChatTokenizer
+from gangline.models.language.tokenizer import load_tokenizer
+from gangline.train.trainers.own_engine import OwnEngine, Reply, num_rows
+from gangline.train.trainers.verl.settings import GanglineSettings
 
 _ABORTED = ("abort", "aborted")
 _RETRY_S = 1.0
@@ -46,36 +48,24 @@ def one_attempt(client: Any) -> Generate:
     return client.generate
 
 
-class VerlSampler:
-    """Implements `gangline.models.engine_server.sampler.Sampler`. verl manages the weights, so the control methods
-    refuse.
-    """
+class VerlSampler(OwnEngine):
+    trainer = "verl"
+    no_logprobs = "set rollout.calculate_log_probs to true"
 
     def __init__(
-        self,
-        generate: Generate,
-        tokenizer: ChatTokenizer,
-        *,
-        model_name: str,
-        context_length: int,
-        num_ids: int,
-        retry_s: float = _RETRY_S,
+        self, generate: Generate, tokenizer: ChatTokenizer, *, retry_s: float = _RETRY_S, **model: Any
     ) -> None:
-        """context_length: tokens of prompt and reply together. num_ids: rows of the model's vocabulary."""
-        self.model_name = model_name
-        self.context_length = context_length
-        self.tokenizer = tokenizer
-        self.num_ids = num_ids
-        self.returns_masks = False
-        self.weight_version = UNKNOWN_VERSION
+        """model: as for `OwnEngine`."""
+        super().__init__(tokenizer, **model)
         self._generate = generate
         self._retry_s = retry_s
 
     async def sample(self, request: SampleRequest) -> AsyncGenerator[SampledToken, None]:
         """Tokens are yielded once a request is complete, because verl does not stream.
 
-        Raises: EngineIncapable if verl returns no log-probs, EngineMalformed.
+        Raises: as `OwnEngine.sample`.
         """
+        self.refuse_top_logprobs(request)
         prompt, left = list(request.prompt_ids), request.max_tokens
         request_id = request.session_id or uuid4().hex
         while True:
@@ -94,39 +84,30 @@ class VerlSampler:
             await asyncio.sleep(self._retry_s)
 
     def _tokens(self, output: TokenOutput) -> list[tuple[int, float, int]]:
-        """(id, log-prob, version) of each token."""
-        if not output.token_ids:
-            return []
-        if output.log_probs is None:
-            raise EngineIncapable("verl's engine gives no log-probs: set rollout.calculate_log_probs to true.")
-        if len(output.log_probs) != len(output.token_ids):
-            raise EngineMalformed(f"verl gave {len(output.token_ids)} tokens and {len(output.log_probs)} log-probs.")
         reported = output.extra_fields.get("global_steps")
-        self.weight_version = version = UNKNOWN_VERSION if reported is None else int(reported)
-        return [(one, logprob, version) for one, logprob in zip(output.token_ids, output.log_probs, strict=True)]
+        version = UNKNOWN_VERSION if reported is None else int(reported)
+        return self.checked(Reply(output.token_ids, output.log_probs, [version] * len(output.token_ids), "stop"))
 
-    async def pause(self, mode: PauseMode) -> None:
-        raise InvalidRequest("verl pauses its engines itself.")
 
-    async def resume(self) -> None:
-        raise InvalidRequest("verl resumes its engines itself.")
-
-    async def load_weights(self, path: Path) -> None:
-        raise InvalidRequest("verl loads weights into its engines itself.")
-
-    async def set_version(self, version: int) -> None:
-        raise InvalidRequest("verl counts versions itself.")
-
-    async def close(self) -> None:
-        return None
+def make_sampler(config: Any, client: Any, settings: GanglineSettings) -> VerlSampler:
+    """verl's client as a sampler, with the tokenizer that verl loads. Raises: NotFound."""
+    copy_to_local: Callable[[str], str] = importlib.import_module("verl.utils.fs").copy_to_local
+    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    folder = copy_to_local(model.path)
+    tokenizer_path = model.get("tokenizer_path")
+    return VerlSampler(
+        one_attempt(client),
+        load_tokenizer(folder if tokenizer_path is None else copy_to_local(tokenizer_path)),
+        model_name=settings.model_name,
+        context_length=rollout.max_model_len or rollout.prompt_length + rollout.response_length,
+        num_ids=num_rows(folder),
+    )
 
 
 def _parameters(request: SampleRequest, max_tokens: int) -> dict[str, Any]:
     """verl's parameter names, shared by its vLLM and SGLang servers. Neutral values are left out. verl may keep the
     dictionary.
     """
-    if request.num_top_logprobs:
-        raise InvalidRequest("verl's engines report no top_logprobs.")
     optional = {
         "presence_penalty": request.presence_penalty,
         "frequency_penalty": request.frequency_penalty,

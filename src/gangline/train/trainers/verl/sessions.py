@@ -19,9 +19,9 @@ from gangline.rows.measured import why_not_measured
 from gangline.train.collecting.giving_up import Patience
 from gangline.train.collecting.group_judge import GroupJudgeSettings, judged
 from gangline.train.collecting.groups import ValiditySettings, judge_group
+from gangline.train.trainers.own_engine import Sampling
 from gangline.train.trainers.verl.prompts import Prompt, TaskMaker
 from gangline.train.trainers.verl.rows import QueueRows, training_rows, validation_rows
-from gangline.train.trainers.verl.settings import Sampling
 from gangline.wire.client.rollouts import MOST_RUNS, OpenTasks, RolloutClient
 
 _log = logging.getLogger("gangline.train.trainers.verl")

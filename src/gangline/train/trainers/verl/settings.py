@@ -8,23 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from gangline.domain.errors import InvalidRequest
-from gangline.settings.machine import Settings, read_secret
 from gangline.train.collecting.group_judge import GroupJudgeSettings
 from gangline.train.collecting.groups import ValiditySettings
-from gangline.train.options import TrainingOptions
+from gangline.train.trainers.own_engine import EngineSettings, Sampling
 
 KEY = "actor_rollout_ref.rollout.custom.gangline"
 MANAGER = "gangline.train.trainers.verl.agent_loop.GanglineAgentLoopManager"
 
 
-class GanglineSettings(TrainingOptions):
-    url: str
-    """URL of the rollout server."""
-    token_env: str | None = None
-    """Name of the environment variable, in verl's workers, with the server's control token; None is GANGLINE_TOKEN."""
+class GanglineSettings(EngineSettings):
     task_column: str = "gangline_task"
     """Column of the data set that contains a whole task as JSON text."""
     task_template: Path | None = None
@@ -35,38 +30,6 @@ class GanglineSettings(TrainingOptions):
     """
     group_judge: GroupJudgeSettings | None = None
     """A model that compares the sessions of a prompt."""
-    model_name: str = "policy"
-    """Name under which agents call the model."""
-    host: str = "127.0.0.1"
-    """Address at which verl's engines are served to the nodes."""
-    port: int = Field(default=0, ge=0, le=65535)
-    """0: any free port."""
-    public_url: str | None = None
-    """URL of that address for nodes on other machines. None: this machine's address in Ray, if `host` is 0.0.0.0."""
-    ready_within_s: float = Field(default=300.0, gt=0)
-    """Seconds until a node must have accepted the engine."""
-
-    def token(self) -> str | None:
-        """Raises: InvalidRequest if the variable is not set."""
-        return Settings.from_environ().control_token if self.token_env is None else read_secret(self.token_env)
-
-
-class Sampling(TrainingOptions):
-    """The distribution that sessions are sampled from."""
-
-    temperature: float
-    top_p: float
-    top_k: int
-    """0 means no limit."""
-    max_tokens: int
-    """Limit per reply."""
-
-    def as_policy(self) -> dict[str, Any]:
-        """A task's `capture.sampling`: agents can only shorten replies."""
-        fixed = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
-        rules: dict[str, Any] = {name: {"override": value} for name, value in fixed.items()}
-        penalties = {name: {"override": 0.0} for name in ("presence_penalty", "frequency_penalty")}
-        return rules | penalties | {"max_tokens": {"max": self.max_tokens}}
 
 
 def read_settings(config: Any) -> GanglineSettings:

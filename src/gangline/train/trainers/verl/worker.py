@@ -11,8 +11,9 @@ from typing import Any
 import ray
 from tensordict import TensorDict
 
-from gangline.train.trainers.verl.engine import NodeKeeper, make_sampler, served
+from gangline.train.trainers.own_engine import answering
 from gangline.train.trainers.verl.prompts import TaskMaker, prompts_in
+from gangline.train.trainers.verl.sampler import make_sampler
 from gangline.train.trainers.verl.sessions import PromptRunner, Teach
 from gangline.train.trainers.verl.settings import GanglineSettings, read_settings, require_supported, sampling_of
 from gangline.wire.client.server import ServerClient
@@ -44,10 +45,7 @@ class SessionWorker:
         sampler = await asyncio.to_thread(make_sampler, self._config, self._llm_client, self._settings)
         service = await self._stack.enter_async_context(ServerClient(self._settings.url, token))
         settings = with_own_address(self._settings)
-        url = await self._stack.enter_async_context(served(sampler, settings))
-        keeper = NodeKeeper(service, token, url, settings)
-        await keeper.first()
-        self._own(keeper.keep())
+        url = await self._stack.enter_async_context(answering(sampler, service, settings))
         rollout = self._config.actor_rollout_ref.rollout
         self._runner = PromptRunner(
             service,
