@@ -4,7 +4,7 @@
 
 Its rollout actor, samples generator, experience maker and batches run; vLLM, DeepSpeed and the models are absent.
 Sampling parameters and answers of vLLM are stand-ins with its names; tokens come from our embedded engine. Last run
-with OpenRLHF at 3c3be62 on 2026-12-01.
+with OpenRLHF at 3c3be62 on 2026-12-01; by hand on the same day its actor's `generate` with vLLM 0.32 for CPUs.
 """
 
 from __future__ import annotations
