@@ -91,11 +91,13 @@ def test_a_cookie_outlives_a_restart_and_no_change_of_token_or_secret(visitors: 
 
 def test_a_read_only_cookie_does_not_become_another(visitors: Visitors) -> None:
     cookie = signed_in(visitors, read_only=True)
-    rights, expires_at, nonce, mac = cookie.split(".")
+    rights, role, tenant, token_id, expires_at, nonce, mac = cookie.split(".")
+    whose = f"{role}.{tenant}.{token_id}"
     assert rights == "r"
     for forged in (
-        f"w.{expires_at}.{nonce}.{mac}",
-        f"r.{int(expires_at) + 1}.{nonce}.{mac}",
+        f"w.{whose}.{expires_at}.{nonce}.{mac}",
+        f"r.{whose}.{int(expires_at) + 1}.{nonce}.{mac}",
+        f"r.admin.{tenant}.0.{expires_at}.{nonce}.{mac}",
         f"w.{cookie}",
         f"{cookie}.{mac}",
         cookie.upper(),

@@ -165,6 +165,13 @@ class ReadOnly(CallerError):
     status = 403
 
 
+class NotAllowed(CallerError):
+    """The caller's role does not open the route."""
+
+    code = "not_allowed"
+    status = 403
+
+
 class NotFound(CallerError):
     code = "not_found"
     status = 404

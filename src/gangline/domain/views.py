@@ -13,6 +13,7 @@ import msgspec
 from gangline.domain.decodable import warm_decoder
 from gangline.domain.errors import Failure
 from gangline.domain.lifecycle import Outcome, SessionState, Stage, TaskState
+from gangline.domain.tenancy import DEFAULT_TENANT
 
 Verdict = Literal["good", "bad", "unsure"]
 
@@ -105,6 +106,7 @@ class TaskSummary(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: float | None = None
     submitter: str = ""
     """Empty when the request has no submitter."""
+    tenant: str = DEFAULT_TENANT
     run: str = ""
     """The training run or evaluation that the task is of, by its id; empty for others."""
     harness: str = ""
@@ -190,6 +192,8 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     last_seen_at: float
     age_s: float
     """Seconds since it was last heard."""
+    key: str = ""
+    """Id and number of its token; empty: the control token."""
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from gangline.server.access import Gate
 from gangline.server.parts import ServerPart, ServerPlace, server_parts
 from gangline.server.routes.annotations import AnnotationRoutes
 from gangline.server.routes.events import EventRoutes
@@ -19,6 +20,7 @@ from gangline.server.routes.page import PageRoutes
 from gangline.server.routes.regrading import Regrading, RegradingRoutes
 from gangline.server.routes.sessions import CallerSessionRoutes, CallerSessions
 from gangline.server.routes.tasks import UserRoutes
+from gangline.server.routes.tokens import TokenRoutes
 from gangline.server.routes.views import ViewRoutes
 from gangline.server.service.core import RolloutService
 from gangline.server.service.finder import Finder
@@ -60,8 +62,8 @@ def create_app(
     max_result_bytes: limits of a request's body. keep_alive_s: interval of comments on an idle event stream.
     """
     visitors = visitors or Visitors(secrets.token_bytes(32), control_token)
-    running = RunningSessions(service, control_token)
-    opened = OpenedSessions(service, running, TokenTexts(service, control_token))
+    running = RunningSessions(service)
+    opened = OpenedSessions(service, running, TokenTexts(service))
     finder = Finder(service, index_path)
     routes = all_routes(
         service,
@@ -76,7 +78,7 @@ def create_app(
         max_result_bytes=max_result_bytes,
         keep_alive_s=keep_alive_s,
     )
-    door = Door(control_token, names or OwnNames(), actions, visitors)
+    door = Door(control_token, names or OwnNames(), actions, visitors, Gate(service))
     app = web.Application(middlewares=[service.metrics.middleware()])
     app.add_routes([*door.served(routes), door.beyond()])
 
@@ -104,20 +106,21 @@ def all_routes(
 ) -> list[Route]:
     """Every route served, in the order of the API description."""
     visitors = visitors or Visitors(secrets.token_bytes(32), control_token)
-    running = running or RunningSessions(service, control_token)
+    running = running or RunningSessions(service)
     if parts is None:
         parts = server_parts(ServerPlace(service, control_token, data_dir, max_task_bytes, max_result_bytes))
     routes = [
         *UserRoutes(service, max_task_bytes=max_task_bytes).routes(),
-        *ViewRoutes(opened or OpenedSessions(service, running, TokenTexts(service, control_token))).routes(),
+        *ViewRoutes(opened or OpenedSessions(service, running, TokenTexts(service))).routes(),
         *AnnotationRoutes(service).routes(),
         *FindRoutes(finder or Finder(service, None)).routes(),
         *EventRoutes(service, running, keep_alive_s=keep_alive_s).routes(),
         *NodeRoutes(service, max_result_bytes=max_result_bytes).routes(),
-        *CallerSessionRoutes(CallerSessions(service, control_token)).routes(),
+        *CallerSessionRoutes(CallerSessions(service)).routes(),
         *ForkRoutes(service).routes(),
-        *RegradingRoutes(Regrading(service, control_token)).routes(),
+        *RegradingRoutes(Regrading(service)).routes(),
         *MetricsRoutes(service).routes(),
+        *TokenRoutes(service).routes(),
         *PageRoutes(visitors).routes(),
         *(route for part in parts for route in part.routes()),
         HEALTH,

@@ -141,7 +141,14 @@ async def serving(
         store = await asyncio.to_thread(_open_store, storage, data_dir, lease_s=lease_s, retry_base_s=retry_base_s)
         stack.push_async_callback(asyncio.to_thread, store.close)
         results, turns = await asyncio.to_thread(_places, storage, data_dir, store.database.shared)
-        service = RolloutService(store, results, turns=turns, check_task=check_task, sweep_every_s=sweep_every_s)
+        service = RolloutService(
+            store,
+            results,
+            turns=turns,
+            check_task=check_task,
+            sweep_every_s=sweep_every_s,
+            control_token=control_token,
+        )
         stack.push_async_callback(asyncio.to_thread, service.close)
         await service.start()
         parts = server_parts(ServerPlace(service, control_token, data_dir, MAX_TASK_BYTES, MAX_RESULT_BYTES))

@@ -25,7 +25,7 @@ class PolarPart(ServerPart):
 
     def routes(self) -> Sequence[Route]:
         service = self.place.service
-        events = EventRoutes(service, RunningSessions(service, self.place.control_token), keep_alive_s=_KEEP_ALIVE_S)
+        events = EventRoutes(service, RunningSessions(service), keep_alive_s=_KEEP_ALIVE_S)
         return [
             *PolarRoutes(service, max_task_bytes=self.place.max_task_bytes).routes(),
             *DashboardRoutes(service, events).routes(),

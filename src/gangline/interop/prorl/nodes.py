@@ -18,8 +18,7 @@ import msgspec
 from gangline.domain.errors import GanglineError, StoreError
 from gangline.domain.views import NodeView
 from gangline.server.service.core import NODES, RolloutService
-from gangline.server.service.live_nodes import live_nodes
-from gangline.wire.client.node import NodeClient
+from gangline.server.service.live_nodes import live_nodes, node_client
 
 log = logging.getLogger("gangline.server")
 
@@ -59,11 +58,8 @@ class _Wanted(msgspec.Struct, frozen=True):
 
 
 class NodeEngines:
-    """control_token: the nodes', which is the server's."""
-
-    def __init__(self, service: RolloutService, control_token: str | None) -> None:
+    def __init__(self, service: RolloutService) -> None:
         self._service = service
-        self._token = control_token
         self._telling = asyncio.Lock()
         self._rests: dict[str, tuple[float, float]] = {}
         """node id -> (time of the next attempt, delay after the next failure)"""
@@ -135,7 +131,7 @@ class NodeEngines:
     async def _bring(self, node: NodeView, wanted: _Wanted) -> GanglineError | None:
         given = wanted.given.get(node.node_id, _Given(wanted.num_clears))
         try:
-            async with NodeClient(node.url, self._token) as client:
+            async with node_client(self._service, node) as client:
                 if given.num_clears < wanted.num_clears:
                     await client.clear_backends()
                     given = _Given(wanted.num_clears)

@@ -15,7 +15,7 @@ from gangline.wire.http.routes import Route
 class ProrlPart(ServerPart):
     def __init__(self, place: ServerPlace) -> None:
         super().__init__(place)
-        self._engines = NodeEngines(place.service, place.control_token)
+        self._engines = NodeEngines(place.service)
 
     def routes(self) -> Sequence[Route]:
         folder = None if self.place.data_dir is None else self.place.data_dir / "server" / "handlers"

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from gangline.domain.ids import ID_PATTERN
 from gangline.domain.views import Annotation, AnnotationPage, Verdict
+from gangline.server.access import TENANT, tenant_of
 from gangline.server.service.core import RolloutService
 from gangline.wire.http.negotiation import answer, path_id, read_record
 from gangline.wire.http.query import Choice, Text, Whole, given
@@ -41,7 +42,12 @@ class AnnotationRoutes:
 
     async def annotations(self, request: web.Request) -> web.Response:
         store = self._service.store
-        return answer(request, await store.query(partial(store.annotations, **given(request, _ANNOTATIONS))))
+        return answer(
+            request,
+            await store.query(
+                partial(store.annotations, **given(request, _ANNOTATIONS) | {"tenant": tenant_of(request)})
+            ),
+        )
 
     def routes(self) -> list[Route]:
         return [
@@ -57,4 +63,4 @@ _BEFORE = Whole("before", "The `next` of the page above.", default=2**53, high=2
 _SESSION_ID = Text("session_id", "Only of this session.")
 _DATASET = Text("dataset", "Only of this dataset; empty selects those of none.")
 _VERDICT = Choice("verdict", "Only with this verdict.", get_args(Verdict))
-_ANNOTATIONS = (_LIMIT, _BEFORE, _SESSION_ID, _DATASET, _VERDICT)
+_ANNOTATIONS = (_LIMIT, _BEFORE, _SESSION_ID, _DATASET, _VERDICT, TENANT)

@@ -26,10 +26,11 @@ from aiohttp import web
 
 from gangline.domain.errors import InvalidRequest, StoreError, TooMany
 from gangline.domain.views import Event
+from gangline.server.access import TENANT, refuse_foreign, tenant_of
 from gangline.server.service.core import CALLS, EVENTS, RolloutService
 from gangline.server.service.running import RunningSessions
 from gangline.wire.http.query import Flag, Text, Whole
-from gangline.wire.http.routes import Route
+from gangline.wire.http.routes import PRINCIPAL, Route
 
 _PAGE = 500
 _REST_S = 1.0
@@ -57,6 +58,9 @@ class EventRoutes:
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         after, task_id, with_calls = _resume_point(request), _TASK_ID.read(request), _CALLS.read(request)
+        if task_id:
+            store = self._service.store
+            refuse_foreign(await store.query(store.tenant_of_task, task_id), f"task {task_id!r}")
         return await self.stream(request, _OWN, after, task_id, with_calls=with_calls)
 
     async def stream(
@@ -72,6 +76,7 @@ class EventRoutes:
         if self._num_streams >= MAX_STREAMS:
             raise TooMany(f"{MAX_STREAMS} event streams are open; end some.", limit=MAX_STREAMS)
         self._num_streams += 1
+        tenant = tenant_of(request)
         try:
             if after is None:
                 after = await self._service.store.query(self._service.store.last_event)
@@ -82,40 +87,60 @@ class EventRoutes:
             # Without its database the stream ends, and the client resumes where it stopped.
             with contextlib.suppress(ConnectionError, StoreError):
                 await response.write(form.begin(after))
-                await self._stream(response, form, after, task_id, with_calls=with_calls)
+                await self._stream(response, form, after, task_id, tenant, with_calls=with_calls)
             return response
         finally:
             self._num_streams -= 1
 
     async def _stream(
-        self, response: web.StreamResponse, form: EventForm, after: int, task_id: str | None, *, with_calls: bool
+        self,
+        response: web.StreamResponse,
+        form: EventForm,
+        after: int,
+        task_id: str | None,
+        tenant: str | None,
+        *,
+        with_calls: bool,
     ) -> None:
-        store = self._service.store
+        store, told_at = self._service.store, time.monotonic()
         reported: Mapping[str, tuple[int, int]] = {}
         read_at = 0.0
         notifier = self._service.notifier
         with notifier.listen(EVENTS, CALLS) as news, notifier.listen(CALLS) as new_calls:
-            while not self._service.stopping:
+            while not self._service.stopping and await self._service.tokens.still(PRINCIPAL.get()):
                 page: Sequence[Event] = ()
                 rest_s = read_at + _REST_S - time.monotonic() if with_calls else 0.0
                 if rest_s <= 0:
                     page = await store.query(partial(store.events, after=after, limit=_PAGE, task_id=task_id))
                     read_at, rest_s = time.monotonic(), 0.0
                 before, reported = reported, self._running.num_calls() if with_calls else reported
+                news_of = page if tenant is None else await self._of_tenant(page, tenant)
                 grown = {one: counts for one, counts in reported.items() if before.get(one) != counts}
+                if grown and tenant is not None:
+                    mine = await store.query(store.tasks_of, tenant, {_task_of(one) for one in grown})
+                    grown = {one: counts for one, counts in grown.items() if _task_of(one) in mine}
                 if page or grown:
-                    if told_now := b"".join([*map(form.event, page), *starmap(_calls, grown.items())]):
+                    told_now = b"".join([*map(form.event, news_of), *starmap(_calls, grown.items())])
+                    if not told_now and time.monotonic() - told_at > self._keep_alive_s:
+                        told_now = form.still_here()
+                    if told_now:
                         await response.write(told_now)
+                        told_at = time.monotonic()
                     after = page[-1].seq if page else after
                 elif rest_s > 0:
                     await new_calls.wait(rest_s)
                 elif not await news.wait(self._keep_alive_s):
                     await response.write(form.still_here())
 
+    async def _of_tenant(self, page: Sequence[Event], tenant: str) -> Sequence[Event]:
+        store = self._service.store
+        mine = await store.query(store.tasks_of, tenant, {one.task_id for one in page if one.task_id is not None})
+        return [one for one in page if one.task_id in mine]
+
     def routes(self) -> list[Route]:
         return [
             Route("GET", "/v1/events", self.events, "Server-sent events; resumes after `Last-Event-ID` or `after`.",
-                  answer=Event, answer_types=("text/event-stream",), query=(_AFTER, _TASK_ID, _CALLS)),
+                  answer=Event, answer_types=("text/event-stream",), query=(_AFTER, _TASK_ID, _CALLS, TENANT)),
         ]  # fmt: skip
 
 
@@ -132,6 +157,10 @@ def _resume_point(request: web.Request) -> int | None:
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise InvalidRequest(f"after must be the number of an event, got {text[:40]!r}.")
     return int(text)
+
+
+def _task_of(session_id: str) -> str:
+    return session_id.rpartition(".")[0]
 
 
 def _render(event: Event) -> bytes:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 from aiohttp import web
 
 from gangline.domain.lifecycle import Outcome
+from gangline.server.access import TENANT, tenant_of
 from gangline.server.service.finder import Finder
 from gangline.server.web.finding import FindAnswer, Rule, Wanted
 from gangline.wire.http.negotiation import answer
@@ -19,7 +20,8 @@ class FindRoutes:
         self._finder = finder
 
     async def find(self, request: web.Request) -> web.Response:
-        return answer(request, await self._finder.find(Wanted(**given(request, _CONDITIONS))))
+        wanted: dict[str, Any] = {**given(request, _CONDITIONS), "tenant": tenant_of(request)}
+        return answer(request, await self._finder.find(Wanted(**wanted)))
 
     def routes(self) -> list[Route]:
         return [
@@ -39,4 +41,5 @@ _CONDITIONS = (
     Number("min_reward", "Only rewards from here on.", low=-1e300, high=1e300),
     Number("max_reward", "Only rewards up to here.", low=-1e300, high=1e300),
     Whole("limit", "How many sessions.", default=50, low=1, high=500),
+    TENANT,
 )

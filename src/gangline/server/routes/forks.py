@@ -56,10 +56,11 @@ class ForkRoutes:
         SUBJECT.set(session_id)
         wanted = await read_record(request, ForkRequest)
         recorded = await self._service.session_result(session_id)
-        task = TaskRequest.model_validate((await self._service.task(recorded.task_id)).request)
+        parent = await self._service.task(recorded.task_id)
+        task = TaskRequest.model_validate(parent.request)
         view = await self._service.store.query(self._service.store.session, session_id)
         fork = await asyncio.to_thread(_fork, task, recorded, view.sample_index, wanted)
-        return answer(request, (await self._service.submit([fork]))[0])
+        return answer(request, (await self._service.submit([fork], parent.tenant))[0])
 
     async def tree(self, request: web.Request) -> web.Response:
         store = self._service.store

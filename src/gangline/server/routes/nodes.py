@@ -15,7 +15,7 @@ from gangline.server.service.core import RolloutService
 from gangline.wire.http.listening import read_body
 from gangline.wire.http.negotiation import JSON, MSGPACK, answer, answer_large, path_id, prefers_msgpack, read_record
 from gangline.wire.http.query import MAX_WAIT_S, Whole
-from gangline.wire.http.routes import Route
+from gangline.wire.http.routes import PRINCIPAL, Route
 
 MAX_SESSIONS = 1024
 _MAX_CAPACITY = 1_000_000
@@ -55,7 +55,7 @@ class NodeRoutes:
         wait_s = min(max(wish.wait_s, 0.0), MAX_WAIT_S)
         _check_identity(wish.identity)
         most = min(wish.max_sessions, MAX_SESSIONS)
-        leases = await self._service.lease(node_id, wish.url, most, wait_s, wish.identity)
+        leases = await self._service.lease(node_id, wish.url, most, wait_s, wish.identity, key=PRINCIPAL.get().node_key)
         if leases and _is_gone(request):
             await self._take_back(node_id, leases)
         return answer(request, leases)
@@ -76,7 +76,7 @@ class NodeRoutes:
         if not 0 <= beat.capacity <= _MAX_CAPACITY:
             raise InvalidRequest(f"capacity must be between 0 and {_MAX_CAPACITY}, got {beat.capacity}.")
         _check_identity(beat.identity)
-        return answer(request, await self._service.heartbeat(beat))
+        return answer(request, await self._service.heartbeat(beat, PRINCIPAL.get().node_key))
 
     async def release(self, request: web.Request) -> web.Response:
         body = await read_record(request, ReleaseRequest)

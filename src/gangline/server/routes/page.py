@@ -16,10 +16,11 @@ import msgspec
 from aiohttp import hdrs, web
 
 from gangline.domain.errors import NotFound
+from gangline.domain.tenancy import Role
 from gangline.domain.views import PageLink
 from gangline.server.web.files import CONTENT_SECURITY_POLICY, PageFile, page_files
 from gangline.wire.http.negotiation import accepts_gzip, answer, path_id, read_record
-from gangline.wire.http.routes import SUBJECT, Route
+from gangline.wire.http.routes import PRINCIPAL, SUBJECT, Route
 from gangline.wire.http.visitors import COOKIE_S, Visitors
 
 _SAFE = {
@@ -70,6 +71,8 @@ class PageVisitor(msgspec.Struct, frozen=True, kw_only=True):
     """A signed-in browser."""
 
     read_only: bool
+    role: Role
+    tenant: str
 
 
 class PageRoutes:
@@ -78,9 +81,11 @@ class PageRoutes:
 
     async def new_link(self, request: web.Request) -> web.Response:
         wanted = await read_record(request, LinkRequest)
-        SUBJECT.set("read-only link" if wanted.read_only else "link")
-        code, expires_at = self._visitors.new_link(read_only=wanted.read_only)
-        return answer(request, PageLink(path=f"/open/{code}", read_only=wanted.read_only, expires_at=expires_at))
+        principal = PRINCIPAL.get()
+        read_only = wanted.read_only or principal.role == "read"
+        SUBJECT.set("read-only link" if read_only else "link")
+        code, expires_at = self._visitors.new_link(read_only=read_only, principal=principal)
+        return answer(request, PageLink(path=f"/open/{code}", read_only=read_only, expires_at=expires_at))
 
     async def show_link(self, request: web.Request) -> web.Response:
         self._visitors.check_link(path_id(request, "link"))
@@ -102,7 +107,14 @@ class PageRoutes:
 
     async def visitor(self, request: web.Request) -> web.Response:
         visitor = self._visitors.visitor(request)
-        return answer(request, PageVisitor(read_only=visitor is not None and visitor.read_only))
+        return answer(
+            request,
+            PageVisitor(
+                read_only=visitor is not None and visitor.read_only,
+                role=PRINCIPAL.get().role,
+                tenant=PRINCIPAL.get().tenant,
+            ),
+        )
 
     async def doorstep(self, request: web.Request) -> web.Response:
         """From another site's link the browser goes on by itself, and then sends its cookie."""

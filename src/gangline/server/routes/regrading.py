@@ -19,8 +19,7 @@ from gangline.domain.session import Grading, GradingRequest, SessionResult
 from gangline.domain.task import EvaluatorSpec
 from gangline.domain.views import NodeView
 from gangline.server.service.core import RolloutService
-from gangline.server.service.live_nodes import live_nodes
-from gangline.wire.client.node import NodeClient
+from gangline.server.service.live_nodes import live_nodes, node_client
 from gangline.wire.http.negotiation import answer, path_id, read_record
 from gangline.wire.http.routes import SUBJECT, Route
 
@@ -35,11 +34,8 @@ class RegradeRequest(BaseModel):
 
 
 class Regrading:
-    """control_token: the nodes' token, which is the same as the server's."""
-
-    def __init__(self, service: RolloutService, control_token: str | None) -> None:
+    def __init__(self, service: RolloutService) -> None:
         self._service = service
-        self._token = control_token
         self._num_on = Counter[str]()
         """node id -> gradings in progress"""
 
@@ -70,7 +66,7 @@ class Regrading:
     async def _on(self, node: NodeView, request: GradingRequest) -> Grading:
         self._num_on[node.node_id] += 1
         try:
-            async with NodeClient(node.url, self._token) as client:
+            async with node_client(self._service, node) as client:
                 return await client.grade(request)
         finally:
             self._num_on[node.node_id] -= 1

@@ -22,6 +22,7 @@ from aiohttp import web
 from gangline.domain.errors import (
     Conflict,
     GanglineError,
+    InvalidRequest,
     NodeDraining,
     NotFound,
     ServerUnavailable,
@@ -32,11 +33,11 @@ from gangline.domain.node_views import ExternalView, OpenedSession
 from gangline.domain.session import SessionResult
 from gangline.domain.views import NodeView
 from gangline.server.service.core import RolloutService
-from gangline.server.service.live_nodes import live_nodes
+from gangline.server.service.live_nodes import live_nodes, node_client
 from gangline.wire.client.node import NodeClient
 from gangline.wire.http.negotiation import answer, path_id, read_record
 from gangline.wire.http.query import Flag, Number
-from gangline.wire.http.routes import SUBJECT, Route
+from gangline.wire.http.routes import PRINCIPAL, SUBJECT, Route
 
 log = logging.getLogger("gangline.server")
 
@@ -44,27 +45,26 @@ T = TypeVar("T")
 
 
 class CallerSessions:
-    """control_token: the nodes' token, which is the same as the server's."""
-
-    def __init__(
-        self, service: RolloutService, control_token: str | None, *, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, service: RolloutService, *, clock: Callable[[], float] = time.time) -> None:
         self._service = service
-        self._token = control_token
-        self._pins: dict[str, str] = {}
-        """session id -> URL of its node"""
+        self._pins: dict[str, NodeView] = {}
+        """session id -> its node"""
         self._placed: defaultdict[str, list[float]] = defaultdict(list)
         """node id -> times of placements there that its heartbeat has not counted yet"""
         self._opening: set[str] = set()
         self._clock = clock
 
-    async def open(self, wanted: dict[str, Any]) -> OpenedSession:
-        """The node's response.
+    async def open(self, wanted: dict[str, Any], tenant: str | None = None) -> OpenedSession:
+        """The node's response. tenant: whose it is; its ids begin with its name. None: an admin's.
 
-        Raises: Conflict if the id is taken on any node, ServerUnavailable if no node can take it; the node's errors.
+        Raises: InvalidRequest if the id does not begin so, Conflict if it is taken on any node, ServerUnavailable if no
+        node can take it; the node's errors.
         """
         given = wanted.get("session_id")
-        session_id = new_id("session") if given is None else validated_id(str(given), "session_id")
+        prefix = "" if tenant is None else f"{tenant}."
+        session_id = prefix + new_id("session") if given is None else validated_id(str(given), "session_id")
+        if not session_id.startswith(prefix):
+            raise InvalidRequest(f"session_id: the ids of your tenant's own sessions begin with {prefix!r}.")
         if session_id in self._opening:
             raise _taken(session_id)
         self._opening.add(session_id)
@@ -85,8 +85,8 @@ class CallerSessions:
                 return
         raise _taken(session_id)
 
-    async def _on_least_loaded(self, wanted: dict[str, Any]) -> tuple[OpenedSession, str]:
-        """The opened session, and the URL of its node.
+    async def _on_least_loaded(self, wanted: dict[str, Any]) -> tuple[OpenedSession, NodeView]:
+        """The opened session, and its node.
 
         Raises: ServerUnavailable; the error of a node that refuses the request itself.
         """
@@ -98,8 +98,8 @@ class CallerSessions:
             placed_at = self._clock()
             self._placed[node.node_id].append(placed_at)
             try:
-                async with NodeClient(node.url, self._token) as client:
-                    return await client.open_session(**wanted), node.url
+                async with node_client(self._service, node) as client:
+                    return await client.open_session(**wanted), node
             except GanglineError as error:
                 self._forget(node.node_id, placed_at)
                 if not isinstance(error, NodeDraining | TooMany | ServerUnavailable):
@@ -124,21 +124,21 @@ class CallerSessions:
 
     async def on_its_node(self, session_id: str, ask: Callable[[NodeClient], Awaitable[T]]) -> T:
         """Raises: NotFound if no node has the session; as `ask`."""
-        url = self._pins.get(session_id) or await self._found(session_id)
-        if url is None:
+        node = self._pins.get(session_id) or await self._found(session_id)
+        if node is None:
             raise NotFound(f"no node that answers has a session {session_id!r} of its caller's own.")
-        async with NodeClient(url, self._token) as client:
+        async with node_client(self._service, node) as client:
             try:
                 return await ask(client)
             except NotFound:
                 self._pins.pop(session_id, None)  # the node deleted it after its time to live
                 raise
 
-    async def _found(self, session_id: str) -> str | None:
-        """The URL of the live node that has the session."""
+    async def _found(self, session_id: str) -> NodeView | None:
+        """The live node that has the session."""
 
         async def has(node: NodeView) -> bool:
-            async with NodeClient(node.url, self._token) as client:
+            async with node_client(self._service, node) as client:
                 try:
                     await client.session(session_id)
                 except GanglineError:
@@ -147,10 +147,10 @@ class CallerSessions:
 
         nodes = await live_nodes(self._service)
         answers = await asyncio.gather(*map(has, nodes))
-        url = next((node.url for node, found in zip(nodes, answers, strict=True) if found), None)
-        if url is not None:
-            self._pins[session_id] = url
-        return url
+        holder = next((node for node, found in zip(nodes, answers, strict=True) if found), None)
+        if holder is not None:
+            self._pins[session_id] = holder
+        return holder
 
 
 def _taken(session_id: str) -> Conflict:
@@ -162,7 +162,7 @@ class CallerSessionRoutes:
         self._sessions = sessions
 
     async def open(self, request: web.Request) -> web.Response:
-        opened = await self._sessions.open(await read_record(request, dict[str, Any]))
+        opened = await self._sessions.open(await read_record(request, dict[str, Any]), PRINCIPAL.get().bound_to)
         SUBJECT.set(opened.session_id)
         return answer(request, opened)
 

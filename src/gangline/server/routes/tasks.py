@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 from aiohttp import web
@@ -21,11 +22,12 @@ from gangline.domain.views import (
     TaskPage,
     TaskView,
 )
+from gangline.server.access import TENANT, tenant_of
 from gangline.server.service.core import RolloutService
 from gangline.wire.http.listening import read_body
 from gangline.wire.http.negotiation import answer, path_id, prefers_msgpack, read_record
 from gangline.wire.http.query import Choice, Flag, Number, Text, Whole, given
-from gangline.wire.http.routes import SUBJECT, Route
+from gangline.wire.http.routes import PRINCIPAL, SUBJECT, Route
 
 _BATCH: TypeAdapter[list[TaskRequest]] = TypeAdapter(list[TaskRequest])
 _MAX_POSITION = 2**53
@@ -51,23 +53,23 @@ class UserRoutes:
 
     async def submit(self, request: web.Request) -> web.Response:
         task = await read_record(request, TaskRequest, max_bytes=self._max_task_bytes)
-        submitted = (await self._service.submit([task]))[0]
+        submitted = (await self._service.submit([task], PRINCIPAL.get().tenant))[0]
         SUBJECT.set(submitted.task_id)
         return answer(request, submitted)
 
     async def submit_batch(self, request: web.Request) -> web.Response:
         body = await read_body(request, self._max_task_bytes)
-        submitted = await self._service.submit(_BATCH.validate_json(body))
+        submitted = await self._service.submit(_BATCH.validate_json(body), PRINCIPAL.get().tenant)
         SUBJECT.set(f"{len(submitted)} tasks: " + ", ".join(one.task_id for one in submitted[:8]))
         return answer(request, submitted)
 
     async def list_tasks(self, request: web.Request) -> web.Response:
         store = self._service.store
-        return answer(request, await store.query(partial(store.tasks, **given(request, _TASKS))))
+        return answer(request, await store.query(partial(store.tasks, **_wanted(request, _TASKS))))
 
     async def list_sessions(self, request: web.Request) -> web.Response:
         store = self._service.store
-        return answer(request, await store.query(partial(store.sessions, **given(request, _SESSIONS))))
+        return answer(request, await store.query(partial(store.sessions, **_wanted(request, _SESSIONS))))
 
     async def task(self, request: web.Request) -> web.Response:
         wait_s = _WAIT.read(request)
@@ -108,7 +110,7 @@ class UserRoutes:
         return answer(request, await self._service.cancel_session(path_id(request, "session_id")))
 
     async def status(self, request: web.Request) -> web.Response:
-        return answer(request, await self._service.status())
+        return answer(request, await self._service.status(tenant_of(request)))
 
     def routes(self) -> list[Route]:
         return [
@@ -138,7 +140,7 @@ class UserRoutes:
             Route("DELETE", "/v1/sessions/{session_id}", self.cancel_session, "Cancel a session.", answer=SessionView,
                   errors=(400, 401, 404)),
             Route("GET", "/v1/status", self.status, "Tasks, sessions, stages, callbacks and nodes.",
-                  answer=ServiceStatus),
+                  answer=ServiceStatus, query=(TENANT,)),
         ]  # fmt: skip
 
 
@@ -154,5 +156,9 @@ _STATE = Choice("state", "Only sessions in this state.", get_args(SessionState))
 _OUTCOME = Choice("outcome", "Only sessions with this outcome.", get_args(Outcome))
 _TASK_ID = Text("task_id", "Only sessions of this task.")
 _NODE_ID = Text("node_id", "Only sessions that this node holds, or held last.")
-_TASKS = (_LIMIT, _BEFORE, _SUBMITTER, _RUN, _STATUS)
-_SESSIONS = (_LIMIT, _BEFORE, _SUBMITTER, _STATE, _OUTCOME, _TASK_ID, _NODE_ID)
+_TASKS = (_LIMIT, _BEFORE, _SUBMITTER, _RUN, _STATUS, TENANT)
+_SESSIONS = (_LIMIT, _BEFORE, _SUBMITTER, _STATE, _OUTCOME, _TASK_ID, _NODE_ID, TENANT)
+
+
+def _wanted(request: web.Request, queries: Sequence[Whole | Choice | Text]) -> dict[str, Any]:
+    return given(request, queries) | {"tenant": tenant_of(request)}

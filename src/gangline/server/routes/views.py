@@ -14,6 +14,7 @@ from aiohttp import web
 
 from gangline.domain.errors import NotFound
 from gangline.domain.tokens import encode_json, encode_msgpack
+from gangline.server.access import refuse_foreign
 from gangline.server.service.opened import OpenedSessions
 from gangline.server.web.alignment import AlignedSamples
 from gangline.server.web.columns import COLUMNS, encode_columns
@@ -89,6 +90,7 @@ class ViewRoutes:
         session_id, other = path_id(request, "session_id"), _OTHER.read(request)
         if not other:
             raise _OTHER.refused("must name a session")
+        refuse_foreign(await self._sessions.tenant_of(other), f"session {other!r}")
         return await _answer(request, await self._sessions.beside(session_id, other))
 
     async def file(self, request: web.Request) -> web.Response:

@@ -15,12 +15,14 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from secrets import token_hex
 
 import msgspec
 
 from gangline.domain.errors import Conflict, LimitExceeded, StoreError
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.task import TaskRequest
+from gangline.domain.tenancy import DEFAULT_TENANT
 from gangline.domain.unshown import why_hidden
 from gangline.domain.views import (
     HEARTBEAT_REFUSED,
@@ -35,6 +37,7 @@ from gangline.domain.views import (
 )
 from gangline.machine.telemetry.logs import FIELDS
 from gangline.server.service.durable_turns import DurableTurns, TurnRecords
+from gangline.server.service.known_tokens import KnownTokens
 from gangline.server.service.metrics import ServerMetrics
 from gangline.server.service.notifier import LeaseTurns, Notifier
 from gangline.settings import plugins
@@ -43,10 +46,12 @@ from gangline.store.results.files import Reports, Results
 from gangline.store.sql.moving import CALLBACK
 from gangline.store.sql.reader import result_of
 from gangline.store.sql.tasks import TaskStore
+from gangline.store.sql.tokens import Tokens, node_secret, token_of
 
 log = logging.getLogger("gangline.server")
 
 MAX_SESSIONS_AT_ONCE = 100_000
+_NODE_ROOT = "node_root"
 
 WORK, EVENTS, CALLS, CALLBACKS, NODES = "work", "events", "calls", "callbacks", "nodes"
 
@@ -148,6 +153,10 @@ def _topics(event: Event, turns: LeaseTurns) -> tuple[str, ...]:
     return (WORK,) if frees_gpus else _TOPICS_OF.get(event.kind, ())
 
 
+def _or_random(known: str | None) -> str:
+    return known or token_hex(32)
+
+
 def task_topic(task_id: str) -> str:
     return f"task:{task_id}"
 
@@ -157,7 +166,7 @@ class RolloutService:
 
     store: the service takes over its `on_events`. turns: store of turn records that survive their node. check_task:
     raises UnknownPlugin or InvalidRequest for a task that no node could run. sweep_every_s: interval of reclaiming
-    expired leases.
+    expired leases. control_token: also that of nodes without one of their own.
     """
 
     def __init__(
@@ -169,6 +178,7 @@ class RolloutService:
         check_task: Callable[[TaskRequest], None] = plugins.check_task,
         sweep_every_s: float = 2.0,
         monotonic: Callable[[], float] = time.monotonic,
+        control_token: str | None = None,
     ) -> None:
         self.store = store
         self.results = results
@@ -179,6 +189,9 @@ class RolloutService:
         on_stored: list[Callable[[SessionResult], None]] = []
         self.turns = DurableTurns(store, turns, self.watchers, on_stored)
         self.stopping = False
+        self._control_token = control_token
+        self._node_root = ""
+        self.tokens = KnownTokens(Tokens(store.database, self._node_secret))
         self._lease_turns = LeaseTurns()
         self._heartbeats = HeartbeatRate(monotonic)
         self._refused = RefusedHeartbeats()
@@ -198,8 +211,18 @@ class RolloutService:
         self.store.announce_to(on_events)
         await asyncio.to_thread(self.results.prepare)
         await self.turns.tidy()
+        self._node_root = await self.store.run(self.store.change_note, _NODE_ROOT, _or_random)
         held = await self.store.run(self.store.grant_grace)
         log.info("server.started database=%s leases_extended=%d", self.store.database.url.get_backend_name(), held)
+
+    def _node_secret(self, key: str) -> str:
+        return node_secret(self._node_root, self._control_token, key)
+
+    def token_of_node(self, node: NodeView) -> str | None:
+        """The token that the node itself runs with: the control token, or its own."""
+        if not node.key:
+            return self._control_token
+        return token_of(node.key.partition(".")[0], self._node_secret(node.key))
 
     def stop(self) -> None:
         self.stopping = True
@@ -228,15 +251,15 @@ class RolloutService:
 
     # For users.
 
-    async def submit(self, requests: Sequence[TaskRequest]) -> list[Submitted]:
+    async def submit(self, requests: Sequence[TaskRequest], tenant: str = DEFAULT_TENANT) -> list[Submitted]:
         """Accept all tasks or none.
 
-        Raises: LimitExceeded, UnknownPlugin, InvalidRequest, Conflict, StoreError, DiskFull.
+        Raises: as `accept`; LimitExceeded, UnknownPlugin, StoreError, DiskFull.
         """
         if sum(request.num_samples for request in requests) > MAX_SESSIONS_AT_ONCE:
             raise LimitExceeded(f"one request may submit at most {MAX_SESSIONS_AT_ONCE} sessions; send several.")
         await asyncio.to_thread(lambda: [self._check(request) for request in requests])
-        return await _warned(self.store, requests, await self.store.run(self.store.submit, requests))
+        return await _warned(self.store, requests, await self.store.run(self.store.submit, requests, tenant))
 
     def _check(self, request: TaskRequest) -> None:
         self._check_task(request)
@@ -329,17 +352,18 @@ class RolloutService:
         wait_s: float,
         identity: str = "",
         task_ids: Sequence[str] | None = None,
+        key: str = "",
     ) -> list[Lease]:
         """Sessions for a node: at once if some are queued, otherwise when some arrive, or none after `wait_s`.
 
-        task_ids: only sessions of these tasks.
+        task_ids: only sessions of these tasks. key: of the node's token.
 
         Raises: NodeIdTaken.
         """
         deadline = self._monotonic() + wait_s
 
         async def take() -> list[Lease]:
-            return await self.store.run(self.store.lease, node_id, url, max_sessions, identity, task_ids)
+            return await self.store.run(self.store.lease, node_id, url, max_sessions, identity, task_ids, key)
 
         with self.notifier.listen(WORK) as listener:
             leases = await take()
@@ -350,13 +374,13 @@ class RolloutService:
                 leases = await self._lease_turns.taken(node_id, task_ids, num_announced, take)
             return leases
 
-    async def status(self) -> ServiceStatus:
-        return self._refused.shown_in(await self.store.query(self.store.status))
+    async def status(self, tenant: str | None = None) -> ServiceStatus:
+        return self._refused.shown_in(await self.store.query(self.store.status, tenant))
 
-    async def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
-        """Raises: NodeIdTaken, StoreError, DiskFull."""
+    async def heartbeat(self, beat: Heartbeat, key: str = "") -> HeartbeatReply:
+        """key: of the node's token. Raises: NodeIdTaken, StoreError, DiskFull."""
         with self._refused.noted(beat):
-            reply = await self.store.run(self.store.heartbeat, beat)
+            reply = await self.store.run(self.store.heartbeat, beat, key)
         self._lease_turns.heard(beat)
         return msgspec.structs.replace(reply, every_s=self._heartbeats.every_s(beat.node_id, reply.lease_s))
 

@@ -35,8 +35,8 @@ class Finder:
         self._task: asyncio.Task[None] | None = None
         self._num_sent = 0
         self._num_done = 0
-        self._harness = ("", "")
-        """(task id, its harness) of the last session sent; a group's sessions are consecutive."""
+        self._task_facts = ("", "", "")
+        """(task id, its harness, its tenant) of the last session sent; a group's sessions are consecutive."""
         self._is_listed = asyncio.Event()
         """Set once the missing sessions are known."""
 
@@ -126,16 +126,16 @@ class Finder:
                 raise FileNotFoundError
             read = partial(self._service.results.read_bytes, session.task_id, session.session_id, attempt)
             data = await asyncio.to_thread(read)
-            harness = await self._harness_of(session.task_id)
+            harness, tenant = await self._facts_of(session.task_id)
         except (GanglineError, FileNotFoundError):  # cancelled before its first attempt, or deleted meanwhile
             self._num_sent -= 1
             return
-        index.write(session_frame(harness, data))
+        index.write(session_frame(harness, tenant, data))
         await index.drain()
 
-    async def _harness_of(self, task_id: str) -> str:
+    async def _facts_of(self, task_id: str) -> tuple[str, str]:
         """Raises: NotFound."""
-        if self._harness[0] != task_id:
-            request = await self._service.store.query(self._service.store.request, task_id)
-            self._harness = (task_id, request.agent.harness)
-        return self._harness[1]
+        if self._task_facts[0] != task_id:
+            task = await self._service.store.query(self._service.store.task_summary, task_id)
+            self._task_facts = (task_id, task.harness, task.tenant)
+        return self._task_facts[1:]

@@ -66,6 +66,9 @@ class OpenedSessions:
         group = list(zip(range(len(opened)), opened, known, strict=True))
         return await asyncio.to_thread(align, opened[0].outline.task_id, group)
 
+    async def tenant_of(self, session_id: str) -> str | None:
+        return await self._service.store.query(self._service.store.tenant_of_session, session_id)
+
     async def bytes_of_tokens(self, calls: Sequence[Completion]) -> TokenBytes:
         """Bytes of the token ids of calls with the first one's tokenizer, which an engine or the calls report."""
         if not calls:

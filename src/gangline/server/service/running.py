@@ -15,9 +15,8 @@ from gangline.domain.completion import Completion
 from gangline.domain.errors import Conflict, GanglineError, NotFound, ServerUnavailable, TooMany
 from gangline.domain.views import NodeView, SessionView
 from gangline.server.service.core import CALLS, RolloutService
-from gangline.server.service.live_nodes import live_nodes
+from gangline.server.service.live_nodes import live_nodes, node_client
 from gangline.server.web.outline import OpenedSession, open_running
-from gangline.wire.client.node import NodeClient
 
 log = logging.getLogger("gangline.server")
 
@@ -30,16 +29,10 @@ _FIRST_S = 5.0
 
 
 class RunningSessions:
-    """Bound to one event loop; `close` ends following.
+    """Bound to one event loop; `close` ends following."""
 
-    control_token: the nodes' token, which is the same as the server's.
-    """
-
-    def __init__(
-        self, service: RolloutService, control_token: str | None, *, monotonic: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, service: RolloutService, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._service = service
-        self._token = control_token
         self._monotonic = monotonic
         self._followed: dict[tuple[str, int], _Followed] = {}
 
@@ -89,7 +82,7 @@ class RunningSessions:
 
     async def _ask(self, node: NodeView, key: tuple[str, int], followed: _Followed) -> None:
         session_id, attempt = key
-        async with NodeClient(node.url, self._token) as client:
+        async with node_client(self._service, node) as client:
             while self._monotonic() - followed.asked_at < LOOKED_AT_S and not self._service.stopping:
                 num_known = len(followed.completions)
                 wait_s = _WAIT_S if followed.heard.is_set() else 0.0

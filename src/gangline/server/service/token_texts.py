@@ -15,10 +15,9 @@ from gangline.domain.completion import Completion
 from gangline.domain.errors import GanglineError
 from gangline.domain.tokens import TokenIds
 from gangline.server.service.core import RolloutService
-from gangline.server.service.live_nodes import live_nodes
+from gangline.server.service.live_nodes import live_nodes, node_client
 from gangline.server.web.decoding import Decode, Divider, TokenDecoder, decode_of
 from gangline.server.web.tokens import arrays_of, tokenizer_of
-from gangline.wire.client.node import NodeClient
 
 log = logging.getLogger("gangline.server.web")
 
@@ -26,11 +25,8 @@ _PATIENCE_S = 10.0
 
 
 class TokenTexts:
-    """control_token: the nodes' token, which is the same as the server's."""
-
-    def __init__(self, service: RolloutService, control_token: str | None) -> None:
+    def __init__(self, service: RolloutService) -> None:
         self._service = service
-        self._token = control_token
         self._of: dict[str, _Known] = {}
 
     async def of(self, calls: Sequence[Completion]) -> dict[int, bytes]:
@@ -56,7 +52,7 @@ class TokenTexts:
         for node in await live_nodes(self._service) if digest else ():
             templates: list[dict[str, Any]] = [engine.get("template") or {} for engine in node.backends]
             if any(template.get("tokenizer_digest") == digest for template in templates):
-                async with NodeClient(node.url, self._token, timeout_s=_PATIENCE_S) as client:
+                async with node_client(self._service, node, timeout_s=_PATIENCE_S) as client:
                     yield partial(client.detokenize, digest)
                 return
         yield None

@@ -17,7 +17,7 @@ import msgspec
 
 from gangline.domain.lifecycle import Outcome
 
-VERSION = 2
+VERSION = 3
 """An index of another version is rebuilt."""
 
 Rule = Literal["tool_error", "cut_at_length", "repeated_action", "git_history", "test_edited", "empty_patch"]
@@ -28,7 +28,7 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions(
   id INTEGER PRIMARY KEY, session_id TEXT UNIQUE NOT NULL, task_id TEXT NOT NULL, attempt INTEGER NOT NULL,
   outcome TEXT NOT NULL, reward REAL, cause TEXT NOT NULL, rules TEXT NOT NULL, num_calls INTEGER NOT NULL,
-  harness TEXT NOT NULL, versions TEXT NOT NULL);
+  harness TEXT NOT NULL, versions TEXT NOT NULL, tenant TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS digests(id INTEGER PRIMARY KEY, digest BLOB UNIQUE NOT NULL);
 CREATE TABLE IF NOT EXISTS places(
   text INTEGER NOT NULL, session INTEGER NOT NULL, call INTEGER NOT NULL, kind TEXT NOT NULL,
@@ -56,6 +56,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     min_reward: float | None = None
     max_reward: float | None = None
     limit: int = 50
+    tenant: str | None = None
 
 
 class Hit(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,9 +143,10 @@ def find(path: Path, wanted: Wanted, num_waiting: int) -> FindAnswer:
     """Blocking. Finds nothing while the index is being built."""
     try:
         with closing(_reading(path)) as index:
-            (num_indexed,) = index.execute("SELECT count(*) FROM sessions").fetchone()
+            mine = ("SELECT count(*) FROM sessions WHERE ? IN (tenant, '')", (wanted.tenant or "",))
+            (num_indexed,) = index.execute(*mine).fetchone()
             found = list(_found(index, wanted))
-            known = {name: _known(index, name) for name in ("outcome", "cause", "harness")}
+            known = {name: _known(index, name, wanted.tenant) for name in ("outcome", "cause", "harness")}
     except sqlite3.DatabaseError:
         return FindAnswer(sessions=(), has_more=False, num_indexed=0, num_waiting=num_waiting)
     return FindAnswer(
@@ -156,9 +158,10 @@ def find(path: Path, wanted: Wanted, num_waiting: int) -> FindAnswer:
     )
 
 
-def _known(index: sqlite3.Connection, column: str) -> tuple[str, ...]:
-    query = f"SELECT DISTINCT {column} FROM sessions WHERE {column} != '' ORDER BY 1 LIMIT 200"
-    return tuple(value for (value,) in index.execute(query))
+def _known(index: sqlite3.Connection, column: str, tenant: str | None) -> tuple[str, ...]:
+    where = f"{column} != '' AND ? IN (tenant, '')"
+    query = f"SELECT DISTINCT {column} FROM sessions WHERE {where} ORDER BY 1 LIMIT 200"
+    return tuple(value for (value,) in index.execute(query, (tenant or "",)))
 
 
 def _reading(path: Path) -> sqlite3.Connection:
@@ -245,6 +248,7 @@ def _conditions(wanted: Wanted) -> tuple[str, list[object]]:
         ("s.harness = ?", wanted.harness or None),
         ("' ' || s.versions || ' ' LIKE ?", None if wanted.version is None else f"% {wanted.version} %"),
         ("s.task_id = ?", wanted.task_id or None),
+        ("s.tenant = ?", wanted.tenant),
         ("s.reward >= ?", wanted.min_reward),
         ("s.reward <= ?", wanted.max_reward),
     ]

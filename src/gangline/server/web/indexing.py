@@ -3,7 +3,7 @@
 Run as `python -m gangline.server.web.indexing INDEX` it reads frames from stdin, and writes a line for each processed
 frame:
 
-    +  uint32, big-endian   MessagePack of [harness, `SessionResult`]
+    +  uint32, big-endian   MessagePack of [harness, tenant, `SessionResult`]
     -  uint32               id of a deleted session
 """
 
@@ -48,12 +48,12 @@ def frame(kind: bytes, data: bytes) -> bytes:
     return kind + len(data).to_bytes(4, "big") + data
 
 
-def session_frame(harness: str, data: bytes) -> bytes:
+def session_frame(harness: str, tenant: str, data: bytes) -> bytes:
     """data: MessagePack of a `SessionResult`, passed on unchanged."""
-    return frame(b"+", msgspec.msgpack.encode((harness, msgspec.Raw(data))))
+    return frame(b"+", msgspec.msgpack.encode((harness, tenant, msgspec.Raw(data))))
 
 
-def add_session(index: sqlite3.Connection, result: SessionResult, harness: str) -> None:
+def add_session(index: sqlite3.Connection, result: SessionResult, harness: str, tenant: str) -> None:
     """Replaces the session's entry in the index. Raises: ValueError if the calls do not form a tree."""
     calls = list(CompletionTree(result.completions))
     spans = (span for call in calls for span in call.certificate.version_spans)
@@ -63,7 +63,7 @@ def add_session(index: sqlite3.Connection, result: SessionResult, harness: str) 
         drop_session(index, result.session_id)
         row = index.execute(
             "INSERT INTO sessions(session_id, task_id, attempt, outcome, reward, cause, rules, num_calls, harness,"
-            " versions) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " versions, tenant) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *(result.session_id, result.task_id, result.attempt, result.outcome, result.reward),
                 "" if result.failure is None else result.failure.code,
@@ -71,6 +71,7 @@ def add_session(index: sqlite3.Connection, result: SessionResult, harness: str) 
                 len(calls),
                 harness,
                 " ".join(map(str, versions)),
+                tenant,
             ),
         ).lastrowid
         for call, kind, text in _texts(result, calls):
@@ -176,8 +177,8 @@ def _main(path: Path, frames: BinaryIO) -> None:
         data = frames.read(int.from_bytes(head[1:], "big"))
         try:
             if head[:1] == b"+":
-                harness, result = decode_msgpack(data, tuple[str, SessionResult])
-                add_session(index, result, harness)
+                harness, tenant, result = decode_msgpack(data, tuple[str, str, SessionResult])
+                add_session(index, result, harness, tenant)
             else:
                 drop_session(index, data.decode())
         except ValueError as error:  # written by another version, or damaged; msgspec's errors are ValueErrors

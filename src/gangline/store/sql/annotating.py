@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from gangline.domain.errors import NotFound
 from gangline.domain.views import Annotation, AnnotationPage
 from gangline.store.sql.rows import newest
-from gangline.store.sql.schema import annotations, sessions
+from gangline.store.sql.schema import annotations, sessions, tasks
 
 _COLUMNS = [annotations.c[name] for name in Annotation.__struct_fields__]
 
@@ -24,8 +24,13 @@ def add_annotation(conn: sa.Connection, session_id: str, at: float, **fields: An
     return Annotation(**row, position=position)
 
 
-def read_annotations(conn: sa.Connection, *, limit: int, before: int | None, **wanted: str | None) -> AnnotationPage:
+def read_annotations(
+    conn: sa.Connection, tenant: str | None, *, limit: int, before: int | None, **wanted: str | None
+) -> AnnotationPage:
     """Newest first. wanted: values of columns; None matches any."""
-    found = [Annotation(**row) for row in conn.execute(newest(_COLUMNS, limit, before, **wanted)).mappings()]
+    query = newest(_COLUMNS, limit, before, **wanted)
+    if tenant is not None:
+        query = query.where(annotations.c.task_id.in_(sa.select(tasks.c.task_id).where(tasks.c.tenant == tenant)))
+    found = [Annotation(**row) for row in conn.execute(query).mappings()]
     page = tuple(found[:limit])
     return AnnotationPage(annotations=page, next=page[-1].position if len(found) > limit else None)

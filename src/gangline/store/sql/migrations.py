@@ -68,7 +68,7 @@ def _to_2(conn: sa.Connection) -> None:
     _add_columns(conn, schema.outbox, "secret")
     conn.exec_driver_sql("DROP INDEX sessions_by_state")
     _add_indexes(conn, schema.tasks, "tasks_by_end")
-    _add_indexes(conn, schema.sessions, "sessions_waiting", "sessions_by_submitter")
+    _add_indexes(conn, schema.sessions, "sessions_waiting")
     _add_indexes(conn, schema.sessions, "sessions_by_node")
     _add_indexes(conn, schema.outbox, "outbox_by_task")
     _add_indexes(conn, schema.events, "events_of_no_task")
@@ -123,7 +123,32 @@ def _to_7(conn: sa.Connection) -> None:
         conn.execute(write, {"id": task_id, "run": run_of(task_id), "harness": harness})
 
 
-_STEPS: Mapping[int, Callable[[sa.Connection], None]] = {2: _to_2, 3: _to_3, 4: _to_4, 5: _to_5, 6: _to_6, 7: _to_7}
+def _to_8(conn: sa.Connection) -> None:
+    """Tenants: everything so far belongs to the first one. Turns are shared out within a tenant."""
+    _add_columns(conn, schema.tasks, "tenant")
+    _add_columns(conn, schema.sessions, "tenant")
+    _add_columns(conn, schema.nodes, "key")
+    _add_indexes(conn, schema.tasks, "tasks_by_tenant")
+    conn.exec_driver_sql("DROP INDEX IF EXISTS sessions_by_submitter")
+    new = ("sessions_by_tenant", "sessions_of_submitter", "sessions_queued_by_tenant", "sessions_leased_by_tenant")
+    _add_indexes(conn, schema.sessions, *new)
+    schema.turns.create(conn)
+    if sa.inspect(conn).has_table("turns"):
+        conn.exec_driver_sql(
+            "INSERT INTO tenant_turns (tenant, priority, turn) SELECT 'default', priority, turn FROM turns"
+        )
+        conn.exec_driver_sql("DROP TABLE turns")
+
+
+_STEPS: Mapping[int, Callable[[sa.Connection], None]] = {
+    2: _to_2,
+    3: _to_3,
+    4: _to_4,
+    5: _to_5,
+    6: _to_6,
+    7: _to_7,
+    8: _to_8,
+}
 """version -> the step from the previous version to it."""
 
 

@@ -130,8 +130,11 @@ def _lease(unit: Unit, row: sa.RowMapping, after: Standing, lease_s: float, task
     )
 
 
-def hear(unit: Unit, beat: Heartbeat, *, lease_s: float) -> HeartbeatReply:
-    """Renew the leases that the node still holds, and name the sessions that it must drop. Raises: NodeIdTaken."""
+def hear(unit: Unit, beat: Heartbeat, *, lease_s: float, key: str = "") -> HeartbeatReply:
+    """Renew the leases that the node still holds, and name the sessions that it must drop. key: of its token.
+
+    Raises: NodeIdTaken.
+    """
     offer = None if beat.offer is None else msgspec.json.encode(beat.offer).decode()
     fields = {
         "url": beat.url,
@@ -140,6 +143,7 @@ def hear(unit: Unit, beat: Heartbeat, *, lease_s: float) -> HeartbeatReply:
         "backends": msgspec.json.encode(beat.backends).decode(),
         "metrics": msgspec.json.encode(beat.metrics).decode(),
         "offer": offer,
+        "key": key,
     }
     _meet(unit, beat, fields, lease_s)
     renewed = _prolong(unit, beat, lease_s)

@@ -46,6 +46,7 @@ _LEASED_STAGE: sa.ColumnElement[str] = sa.literal_column("'leased'")
 _SUMMARY_NAMES = [name for name in TaskSummary.__struct_fields__ if name in tasks.c]
 _SUMMARY = [tasks.c[name] for name in _SUMMARY_NAMES]
 _SESSION_NAMES = [name for name in SessionView.__struct_fields__ if name in sessions.c]
+_NODE_NAMES = ("node_id", "url", "capacity", "draining", "first_seen_at", "last_seen_at", "key")
 _EVENT = [events.c[name] for name in Event.__struct_fields__]
 _SESSION = [*(sessions.c[name] for name in _SESSION_NAMES), sessions.c.needs]
 
@@ -78,6 +79,14 @@ class TaskReader:
         with self.database.reading() as conn:
             return task_view(conn, task_id, self._clock())
 
+    def task_summary(self, task_id: str) -> TaskSummary:
+        """Raises: NotFound."""
+        with self.database.reading() as conn:
+            row = conn.execute(sa.select(*_SUMMARY).where(tasks.c.task_id == task_id)).mappings().one_or_none()
+        if row is None:
+            raise _no_task(task_id)
+        return TaskSummary(**_summary_fields(row, []))
+
     def task_ended(self, task_id: str) -> bool:
         """A cheap check for waiting callers. Raises: NotFound."""
         with self.database.reading(once=True) as conn:
@@ -94,9 +103,10 @@ class TaskReader:
         status: TaskState | None = None,
         submitter: str | None = None,
         run: str | None = None,
+        tenant: str | None = None,
     ) -> TaskPage:
         """Newest first. before: the `next` of the previous page."""
-        query = newest(_SUMMARY, limit, before, status=status, submitter=submitter, run=run)
+        query = newest(_SUMMARY, limit, before, status=status, submitter=submitter, run=run, tenant=tenant)
         with self.database.reading() as conn:
             rows = conn.execute(query).mappings().all()
             ended = _ended_by_outcome(conn, [row["task_id"] for row in rows[:limit]])
@@ -121,6 +131,7 @@ class TaskReader:
         task_id: str | None = None,
         node_id: str | None = None,
         submitter: str | None = None,
+        tenant: str | None = None,
     ) -> SessionPage:
         """Newest first. before: the `next` of the previous page. node_id: the node that holds it, or held it last.
 
@@ -128,8 +139,10 @@ class TaskReader:
         """
         if task_id is not None:
             self.task_ended(task_id)
+            if tenant not in (None, self.tenant_of_task(task_id)):
+                raise _no_task(task_id)
         wanted = {"state": state, "outcome": outcome, "task_id": task_id, "node_id": node_id, "submitter": submitter}
-        query = newest(_SESSION, limit, before, **wanted)
+        query = newest(_SESSION, limit, before, tenant=tenant, **wanted)
         with self.database.reading() as conn:
             found = _session_views(conn, query, self._clock())
         page = tuple(found[:limit])
@@ -152,40 +165,68 @@ class TaskReader:
         session_id: str | None = None,
         dataset: str | None = None,
         verdict: Verdict | None = None,
+        tenant: str | None = None,
     ) -> AnnotationPage:
         """Newest first. before: the `next` of the previous page."""
         wanted = {"session_id": session_id, "dataset": dataset, "verdict": verdict}
         with self.database.reading() as conn:
-            return read_annotations(conn, limit=limit, before=before, **wanted)
+            return read_annotations(conn, tenant, limit=limit, before=before, **wanted)
 
-    def status(self) -> ServiceStatus:
+    def status(self, tenant: str | None = None) -> ServiceStatus:
+        """tenant: only of its tasks, and without nodes and callbacks; None: of all, and of the whole service."""
         now = self._clock()
+        mine = [] if tenant is None else [sessions.c.tenant == tenant]
+        my_tasks = [] if tenant is None else [tasks.c.tenant == tenant]
         with self.database.reading() as conn:
-            oldest = conn.scalar(queue(sessions.c.created_at).limit(1))
-            stages, since = _stages(conn)
-            queued = _counts(conn, sessions.c.submitter, QUEUED)
+            oldest = conn.scalar(queue(sessions.c.created_at).where(*mine).limit(1))
+            stages, since = _stages(conn, mine)
+            queued = _counts(conn, sessions.c.submitter, QUEUED, *mine)
             # Computed from these, because no index covers all states.
             states = {"leased": sum(stages.values()), "queued": sum(queued.values())}
-            unplaced, nodes_now = _num_unplaced(conn, now), _node_views(conn, now)
+            unplaced = _num_unplaced(conn, now, mine)
+            nodes_now = _node_views(conn, now) if tenant is None else ()
             draining = sum(node.num_sessions for node in nodes_now if node.draining)
-            states["ended"] = _count(conn, sessions) - sum(states.values())
+            states["ended"] = _count(conn, sessions, *mine) - sum(states.values())
             return ServiceStatus(
                 version=__version__,
                 at=now,
-                tasks=_counts(conn, tasks.c.status),
+                tasks=_counts(conn, tasks.c.status, *my_tasks),
                 sessions={state: count for state, count in states.items() if count},
                 stages=stages,
                 stage_ages_s={stage: max(0.0, now - at) for stage, at in since.items()},
                 oldest_queued_s=None if oldest is None else max(0.0, now - oldest),
-                oldest_queued=_oldest_queued(conn, now),
-                callbacks=_counts(conn, outbox.c.state),
+                oldest_queued=_oldest_queued(conn, now, mine),
+                callbacks=_counts(conn, outbox.c.state) if tenant is None else {},
                 nodes=nodes_now,
                 queued=queued,
                 unplaced=unplaced,
                 demand=states["leased"] - draining + states["queued"] - max(0, sum(unplaced.values()) - 1),
-                num_waiting=_count(conn, sessions, WAITING),
-                result_bytes=int(conn.scalar(sa.select(sa.func.sum(tasks.c.result_bytes))) or 0),
+                num_waiting=_count(conn, sessions, WAITING, *mine),
+                result_bytes=int(conn.scalar(sa.select(sa.func.sum(tasks.c.result_bytes)).where(*my_tasks)) or 0),
             )
+
+    def tenant_of_task(self, task_id: str) -> str | None:
+        """None if there is no such task."""
+        with self.database.reading(once=True) as conn:
+            return conn.scalar(sa.select(tasks.c.tenant).where(tasks.c.task_id == task_id))
+
+    def tenant_of_session(self, session_id: str) -> str | None:
+        """None if there is no such session."""
+        with self.database.reading(once=True) as conn:
+            return conn.scalar(sa.select(sessions.c.tenant).where(sessions.c.session_id == session_id))
+
+    def tasks_of(self, tenant: str, task_ids: Collection[str]) -> set[str]:
+        """Those of the given tasks that are the tenant's."""
+        found = sa.select(tasks.c.task_id).where(tasks.c.task_id.in_(task_ids), tasks.c.tenant == tenant)
+        with self.database.reading(once=True) as conn:
+            return set(conn.scalars(found))
+
+    def is_forked(self, session_id: str) -> bool:
+        """Whether an open task of the same tenant forks the session."""
+        forks = sa.select(tasks.c.task_id).where(tasks.c.fork_of == session_id, tasks.c.num_open > 0)
+        forks = forks.join(sessions, sessions.c.session_id == session_id).where(sessions.c.tenant == tasks.c.tenant)
+        with self.database.reading(once=True) as conn:
+            return conn.scalar(forks.limit(1)) is not None
 
     def backends(self) -> list[dict[str, Any]]:
         """Engines, as reported by all nodes."""
@@ -316,9 +357,11 @@ def _session_views(conn: sa.Connection, query: sa.Select[Any], now: float) -> li
     return [session_view(row, waiting, pulls) for row in rows]
 
 
-def _oldest_queued(conn: sa.Connection, now: float) -> SessionView | None:
-    resting = sa.select(*_SESSION).where(WAITING).order_by(sessions.c.ready_at)
-    found = [one for query in (queue(*_SESSION), resting) for one in _session_views(conn, query.limit(1), now)]
+def _oldest_queued(conn: sa.Connection, now: float, where: Sequence[Any]) -> SessionView | None:
+    resting = sa.select(*_SESSION).where(WAITING, *where).order_by(sessions.c.ready_at)
+    found = [
+        one for query in (queue(*_SESSION).where(*where), resting) for one in _session_views(conn, query.limit(1), now)
+    ]
     return min(found, key=lambda one: one.created_at, default=None)
 
 
@@ -358,19 +401,19 @@ def _counts(conn: sa.Connection, key: Any, *where: Any) -> dict[str, int]:
     return {row[0]: row[1] for row in found}
 
 
-def _stages(conn: sa.Connection) -> tuple[dict[str, int], dict[str, float]]:
+def _stages(conn: sa.Connection, where: Sequence[Any]) -> tuple[dict[str, int], dict[str, float]]:
     """stage -> number of leased sessions; stage -> since when the oldest of them is in it."""
     stage = sa.func.coalesce(sessions.c.stage, _LEASED_STAGE)
     since = sa.func.min(sa.func.coalesce(sessions.c.stage_at, sessions.c.leased_at))
-    found = conn.execute(sa.select(stage, sa.func.count(), since).where(LEASED).group_by(stage)).all()
+    found = conn.execute(sa.select(stage, sa.func.count(), since).where(LEASED, *where).group_by(stage)).all()
     return {name: count for name, count, _ in found}, {name: at for name, _, at in found}
 
 
-def _num_unplaced(conn: sa.Connection, now: float) -> dict[str, int]:
+def _num_unplaced(conn: sa.Connection, now: float, where: Sequence[Any]) -> dict[str, int]:
     waiting = unplaced(conn, now)
     if not waiting:
         return {}
-    found = sa.select(sessions.c.needs, sa.func.count()).where(QUEUED).group_by(sessions.c.needs)
+    found = sa.select(sessions.c.needs, sa.func.count()).where(QUEUED, *where).group_by(sessions.c.needs)
     return {waiting[row[0]]: row[1] for row in conn.execute(found) if row[0] in waiting}
 
 
@@ -383,7 +426,7 @@ def _node_views(conn: sa.Connection, now: float) -> tuple[NodeView, ...]:
     rows = conn.execute(sa.select(nodes).order_by(nodes.c.node_id)).mappings()
     return tuple(
         NodeView(
-            **{name: row[name] for name in ("node_id", "url", "capacity", "draining", "first_seen_at", "last_seen_at")},
+            **{name: row[name] for name in _NODE_NAMES},
             num_sessions=held.get(row["node_id"], 0),
             backends=msgspec.json.decode(row["backends"], type=tuple[dict[str, Any], ...]),
             metrics=msgspec.json.decode(row["metrics"], type=dict[str, float]),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 7
+from gangline.domain.tenancy import DEFAULT_TENANT
+
+SCHEMA_VERSION = 8
 """Increase it together with a step in `migrations.py`."""
 
 metadata = sa.MetaData()
@@ -38,6 +40,8 @@ tasks = sa.Table(
     sa.Column("fork_of", sa.String(128)),  # the session that this task forks
     sa.Column("run", sa.String(128), nullable=False, server_default=""),  # see `run_of`
     sa.Column("harness", sa.Text, nullable=False, server_default=""),
+    sa.Column("tenant", sa.String(32), nullable=False, server_default=DEFAULT_TENANT),
+    sa.Index("tasks_by_tenant", "tenant", "position"),
     sa.Index("tasks_by_status", "status", "position"),
     sa.Index("tasks_by_end", "ended_at"),
     sa.Index("tasks_by_run", "run", "position"),
@@ -74,6 +78,8 @@ sessions = sa.Table(
     sa.Column("needs", sa.Integer, nullable=False, server_default="0"),  # id in `needs`; 0 is none
     sa.Column("model", sa.Text),
     sa.Column("num_sampled_tokens", sa.Integer),
+    sa.Column("tenant", sa.String(32), nullable=False, server_default=DEFAULT_TENANT),  # its task's
+    sa.Index("sessions_by_tenant", "tenant", "position"),
     sa.Index("sessions_by_task", "task_id", "sample_index"),
     sqlite_autoincrement=True,
 )
@@ -108,11 +114,22 @@ _partial_index(
     where=IN_QUEUE,
 )
 _partial_index("sessions_waiting", sessions.c.ready_at, where=WAITING)
-_partial_index("sessions_by_submitter", sessions.c.submitter, sessions.c.priority, sessions.c.turn, where=QUEUED)
+_partial_index(
+    "sessions_of_submitter",
+    *(sessions.c.tenant, sessions.c.submitter, sessions.c.priority, sessions.c.turn),
+    where=QUEUED,
+)
+_partial_index(
+    "sessions_queued_by_tenant",
+    *(sessions.c.tenant, sessions.c.priority.desc(), sessions.c.turn, sessions.c.position, sessions.c.needs),
+    where=IN_QUEUE,
+)
+_partial_index("sessions_leased_by_tenant", sessions.c.tenant, sessions.c.leased_at, where=LEASED)
 
 turns = sa.Table(
-    "turns",
+    "tenant_turns",
     metadata,
+    sa.Column("tenant", sa.String(32), primary_key=True),
     sa.Column("priority", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("turn", sa.BigInteger, nullable=False),  # the latest leased turn
 )
@@ -137,6 +154,23 @@ nodes = sa.Table(
     sa.Column("last_seen_at", sa.Float, nullable=False),
     sa.Column("identity", sa.String(64)),  # of the node's data folder; null if not heard from since version 2
     sa.Column("offer", sa.Text),  # Offer as JSON; null if the node reports none and takes all
+    sa.Column("key", sa.String(32), nullable=False, server_default=""),  # `Principal.node_key` of its token
+)
+
+tokens = sa.Table(
+    "tokens",
+    metadata,
+    sa.Column("token_id", sa.String(16), primary_key=True),
+    sa.Column("digest", sa.String(64), nullable=False),  # SHA-256 of the secret
+    sa.Column("role", sa.String(16), nullable=False),
+    sa.Column("tenant", sa.String(32), nullable=False),
+    sa.Column("note", sa.String(200), nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("expires_at", sa.Float),
+    sa.Column("revoked_at", sa.Float),
+    sa.Column("number", sa.Integer, nullable=False),  # how often it was made or rotated
+    sa.Column("old_digest", sa.String(64)),
+    sa.Column("grace_until", sa.Float),  # of the old one
 )
 
 outbox = sa.Table(

@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from gangline.domain.errors import Conflict, InvalidRequest
+from gangline.domain.errors import Conflict, InvalidRequest, NotFound
 from gangline.domain.ids import new_id, run_of
 from gangline.domain.placement import Needs, needs_of
 from gangline.domain.task import TaskRequest, task_digest
+from gangline.domain.tenancy import DEFAULT_TENANT
 from gangline.domain.views import Submitted
 from gangline.store.sql.placing import intern, unserved
 from gangline.store.sql.rows import Unit
@@ -27,6 +28,7 @@ MAX_TASK_ID = 123
 """An id has at most 128 characters, and a session's id is its task's plus `.` and at most four digits."""
 
 _MANY = 500
+_TENANT_OF = sa.select(sessions.c.tenant).where(sessions.c.session_id == sa.bindparam("id"))
 _ADD_TASKS = sa.insert(tasks).returning(tasks.c.position)
 _ADD_SESSIONS = sa.insert(sessions).returning(sessions.c.position)
 """With what SQLAlchemy returns of many rows, they are one statement."""
@@ -36,14 +38,18 @@ def session_id_of(task_id: str, sample_index: int) -> str:
     return f"{task_id}.{sample_index}"
 
 
-def accept(unit: Unit, requests: Sequence[TaskRequest], *, for_nodes: bool = True) -> list[Submitted]:
+def accept(
+    unit: Unit, requests: Sequence[TaskRequest], tenant: str = DEFAULT_TENANT, *, for_nodes: bool = True
+) -> list[Submitted]:
     """Accept all of them or none. Submitting the same task again returns the same response.
 
     for_nodes: whether nodes are to run them; else it is not asked which node could.
-    Raises: Conflict if an id is taken by another task, InvalidRequest if an id is too long.
+    Raises: Conflict if an id is taken by another task, InvalidRequest if an id is too long, NotFound for a fork of a
+    session that the tenant does not have.
     """
     named = [(request.task_id or new_id("task"), request) for request in requests]
-    known = _digests(unit, [task_id for task_id, _ in named])
+    known = _digests(unit, [task_id for task_id, _ in named], tenant)
+    _refuse_foreign_forks(unit, requests, tenant)
     fresh: list[tuple[str, TaskRequest, str]] = []
     answers: list[Submitted] = []
     for task_id, request in named:
@@ -56,7 +62,7 @@ def accept(unit: Unit, requests: Sequence[TaskRequest], *, for_nodes: bool = Tru
         answers.append(Submitted(task_id=task_id, session_ids=session_ids, created=created))
     numbers = intern(unit, {needs_of(request) for _, request in named})
     if fresh:
-        _insert(unit, fresh, numbers)
+        _insert(unit, fresh, numbers, tenant)
     waiting = unserved(unit.conn, unit.now, numbers if for_nodes else ())
     placed = [
         msgspec.structs.replace(answer, unplaced=waiting.get(needs_of(request)))
@@ -81,18 +87,27 @@ def _is_new(task_id: str, digest: str, known: dict[str, str]) -> bool:
     return task_id not in known
 
 
-def _digests(unit: Unit, task_ids: Sequence[str]) -> dict[str, str]:
-    """Digests of existing tasks."""
+def _refuse_foreign_forks(unit: Unit, requests: Sequence[TaskRequest], tenant: str) -> None:
+    """Raises: NotFound."""
+    for session_id in {request.fork.session_id for request in requests if request.fork is not None}:
+        if unit.conn.scalar(_TENANT_OF, {"id": session_id}) != tenant:
+            raise NotFound(f"fork: no session {session_id!r}.")
+
+
+def _digests(unit: Unit, task_ids: Sequence[str], tenant: str) -> dict[str, str]:
+    """Digests of existing tasks; empty for another tenant's."""
     found: dict[str, str] = {}
     for start in range(0, len(task_ids), _MANY):
         some = tasks.c.task_id.in_(task_ids[start : start + _MANY])
-        rows = unit.conn.execute(sa.select(tasks.c.task_id, tasks.c.digest).where(some))
-        found.update({row.task_id: row.digest for row in rows})
+        rows = unit.conn.execute(sa.select(tasks.c.task_id, tasks.c.digest, tasks.c.tenant).where(some))
+        found.update({row.task_id: row.digest if row.tenant == tenant else "" for row in rows})
     return found
 
 
-def _insert(unit: Unit, fresh: Sequence[tuple[str, TaskRequest, str]], numbers: Mapping[Needs, int]) -> None:
-    counter = _Turns(unit)
+def _insert(
+    unit: Unit, fresh: Sequence[tuple[str, TaskRequest, str]], numbers: Mapping[Needs, int], tenant: str
+) -> None:
+    counter = _Turns(unit, tenant)
     rows: list[dict[str, Any]] = []
     for task_id, request, _ in fresh:
         rows.extend(_session_rows(unit, task_id, request, counter, numbers[needs_of(request)]))
@@ -102,7 +117,7 @@ def _insert(unit: Unit, fresh: Sequence[tuple[str, TaskRequest, str]], numbers: 
             "run": run_of(task_id),
         }
         unit.emit("task.submitted", task_id, **told)
-    unit.conn.execute(_ADD_TASKS, [_task_row(unit, *task) for task in fresh])
+    unit.conn.execute(_ADD_TASKS, [{**_task_row(unit, *task), "tenant": tenant} for task in fresh])
     unit.conn.execute(_ADD_SESSIONS, rows)
 
 
@@ -137,6 +152,7 @@ def _session_rows(unit: Unit, task_id: str, request: TaskRequest, counter: _Turn
             "reported_fence": 0,
             "created_at": unit.now,
             "submitter": request.submitter or "",
+            "tenant": counter.tenant,
             "priority": request.priority,
             "turn": first + index,
             "needs": needs,
@@ -146,9 +162,10 @@ def _session_rows(unit: Unit, task_id: str, request: TaskRequest, counter: _Turn
 
 
 class _Turns:
-    """The next turns of the submitters in one batch."""
+    """The next turns of a tenant's submitters in one batch."""
 
-    def __init__(self, unit: Unit) -> None:
+    def __init__(self, unit: Unit, tenant: str) -> None:
+        self.tenant = tenant
         self._conn = unit.conn
         self._last: dict[tuple[int, str], int] = {}
 
@@ -162,24 +179,33 @@ class _Turns:
         return first
 
     def _latest_leased(self, priority: int) -> int:
-        found = self._conn.scalar(sa.select(turns.c.turn).where(turns.c.priority == priority))
+        found = self._conn.scalar(
+            sa.select(turns.c.turn).where(turns.c.tenant == self.tenant, turns.c.priority == priority)
+        )
         if found is None:
-            self._conn.execute(sa.insert(turns).values(priority=priority, turn=0))
+            self._conn.execute(sa.insert(turns).values(tenant=self.tenant, priority=priority, turn=0))
         return found or 0
 
     def _latest_queued(self, priority: int, submitter: str) -> int:
-        mine = sa.and_(QUEUED, sessions.c.submitter == submitter, sessions.c.priority == priority)
+        whose = sessions.c.tenant == self.tenant
+        mine = sa.and_(QUEUED, whose, sessions.c.submitter == submitter, sessions.c.priority == priority)
         return self._conn.scalar(sa.select(sa.func.max(sessions.c.turn)).where(mine)) or 0
 
 
-_BEHIND = sa.and_(turns.c.priority == sa.bindparam("of"), turns.c.turn < sa.bindparam("to"))
+_BEHIND = sa.and_(
+    turns.c.tenant == sa.bindparam("whose"),
+    turns.c.priority == sa.bindparam("of"),
+    turns.c.turn < sa.bindparam("to"),
+)
 _MOVE_ON = sa.update(turns).where(_BEHIND).values(turn=sa.bindparam("to"))
 
 
 def remember_turns(unit: Unit, leased: Sequence[sa.RowMapping]) -> None:
     """Advance to the turns of the leased sessions."""
-    latest: dict[int, int] = {}
+    latest: dict[tuple[str, int], int] = {}
     for row in leased:
-        latest[row["priority"]] = max(row["turn"], latest.get(row["priority"], 0))
+        key = (row["tenant"], row["priority"])
+        latest[key] = max(row["turn"], latest.get(key, 0))
     if latest:
-        unit.conn.execute(_MOVE_ON, [{"of": priority, "to": turn} for priority, turn in sorted(latest.items())])
+        moves = [{"whose": tenant, "of": of, "to": turn} for (tenant, of), turn in sorted(latest.items())]
+        unit.conn.execute(_MOVE_ON, moves)

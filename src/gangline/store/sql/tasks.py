@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.session import Heartbeat, HeartbeatReply, Lease, SessionResult
 from gangline.domain.task import TaskRequest
+from gangline.domain.tenancy import DEFAULT_TENANT
 from gangline.domain.views import Annotation, Event, ResultReceipt, SessionView, Submitted, TaskView
 from gangline.store.sql import leasing, retention
 from gangline.store.sql.annotating import add_annotation
@@ -92,13 +93,13 @@ class TaskStore(TaskReader):
     # For users.
 
     @repeated
-    def submit(self, requests: Sequence[TaskRequest]) -> list[Submitted]:
+    def submit(self, requests: Sequence[TaskRequest], tenant: str = DEFAULT_TENANT) -> list[Submitted]:
         """Accept all of them or none. Submitting the same task again returns the same response.
 
-        Raises: Conflict if an id is taken by another task, InvalidRequest if an id is too long.
+        Raises: as `accept`.
         """
         with self._unit() as unit:
-            return accept(unit, requests)
+            return accept(unit, requests, tenant)
 
     @repeated
     def cancel_task(self, task_id: str) -> TaskView:
@@ -143,14 +144,21 @@ class TaskStore(TaskReader):
 
     @repeated
     def lease(
-        self, node_id: str, url: str, max_sessions: int, identity: str = "", task_ids: Sequence[str] | None = None
+        self,
+        node_id: str,
+        url: str,
+        max_sessions: int,
+        identity: str = "",
+        task_ids: Sequence[str] | None = None,
+        key: str = "",
     ) -> list[Lease]:
         """Lease up to `max_sessions` sessions to a node: by priority, then turn by turn between submitters.
 
-        identity: see `Heartbeat`. task_ids: only sessions of these tasks. Raises: NodeIdTaken.
+        identity: see `Heartbeat`. task_ids: only sessions of these tasks. key: `Principal.node_key` of the node.
+        Raises: NodeIdTaken.
         """
         with self._unit() as unit:
-            offer, are_due = touch_node(unit, node_id, identity=identity, lease_s=self.lease_s, url=url)
+            offer, are_due = touch_node(unit, node_id, identity=identity, lease_s=self.lease_s, url=url, key=key)
             lease_s = self.lease_s
             return claim(unit, node_id, max_sessions, task_ids, lease_s=lease_s, offer=offer, are_due=are_due)
 
@@ -176,10 +184,10 @@ class TaskStore(TaskReader):
             unit.emit("task.passed_over", task_id, needs=", ".join(needs))
 
     @repeated
-    def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
+    def heartbeat(self, beat: Heartbeat, key: str = "") -> HeartbeatReply:
         """Renew the leases that the node still holds, and name the sessions that it must drop. Raises: NodeIdTaken."""
         with self._unit() as unit:
-            return hear(unit, beat, lease_s=self.lease_s)
+            return hear(unit, beat, lease_s=self.lease_s, key=key)
 
     @repeated
     def renew(self, beat: Heartbeat) -> set[str]:

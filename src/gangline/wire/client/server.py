@@ -22,6 +22,7 @@ from gangline.domain.errors import GanglineError, ServerUnavailable, StoreError
 from gangline.domain.lifecycle import Outcome, SessionState, TaskState
 from gangline.domain.session import Grading, Heartbeat, HeartbeatReply, KeptTurns, Lease, SessionResult, Turns
 from gangline.domain.task import EvaluatorSpec, SamplingPolicy, TaskRequest
+from gangline.domain.tenancy import NewToken, TokenList, TokenView
 from gangline.domain.tokens import encode_msgpack
 from gangline.domain.views import (
     Annotation,
@@ -235,6 +236,21 @@ class ServerClient(CallerSessions):
 
     async def status(self) -> ServiceStatus:
         return await self.request_json("GET", "/v1/status", ServiceStatus)
+
+    async def create_token(self, **fields: Any) -> NewToken:
+        """fields: as in the body of `POST /v1/tokens`."""
+        return await self.request_json("POST", "/v1/tokens", NewToken, body=msgspec.json.encode(fields))
+
+    async def tokens(self) -> tuple[TokenView, ...]:
+        return (await self.request_json("GET", "/v1/tokens", TokenList)).tokens
+
+    async def rotate_token(self, token_id: str, grace_s: float = 0.0, expires_in_s: float | None = None) -> NewToken:
+        """grace_s: how long the present secret stays valid. expires_in_s: None leaves the expiry as it is."""
+        body = msgspec.json.encode({"grace_s": grace_s, "expires_in_s": expires_in_s})
+        return await self.request_json("POST", f"/v1/tokens/{token_id}/rotate", NewToken, body=body)
+
+    async def revoke_token(self, token_id: str) -> TokenView:
+        return await self.request_json("DELETE", f"/v1/tokens/{token_id}", TokenView)
 
     async def page_link(self, *, read_only: bool = False) -> PageLink:
         """A link that signs one browser in to the web page. read_only: it cannot change anything. Raises: TooMany."""

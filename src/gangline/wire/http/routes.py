@@ -24,6 +24,7 @@ from aiohttp.typedefs import Handler
 
 from gangline import __version__
 from gangline.domain.errors import ForeignRequest, MethodNotAllowed, NotFound, ReadOnly, Unauthorized
+from gangline.domain.tenancy import FIRST_ADMIN, Principal
 from gangline.wire.http.negotiation import JSON, RECORD_TYPES, answer_json, prefers
 from gangline.wire.http.problems import in_problems
 from gangline.wire.http.query import Query, refuse_unknown
@@ -42,6 +43,9 @@ SUBJECT: ContextVar[str | None] = ContextVar("subject", default=None)
 
 VISITOR: ContextVar[str | None] = ContextVar("visitor", default=None)
 """Name of the signed-in browser that sent a request; set by `Door`."""
+
+PRINCIPAL: ContextVar[Principal] = ContextVar("principal", default=FIRST_ADMIN)
+"""The caller of a request; set by `Door`."""
 
 _CLIENT_LEFT = 499
 
@@ -179,6 +183,16 @@ json_route = partial(Route, answer_types=(JSON,), password_too=True)
 """Route in the form of another system, which uses only JSON."""
 
 
+class Tokens(Protocol):
+    """Tokens beside the control token, and what they open."""
+
+    async def known(self, token: str) -> Principal | None: ...
+
+    async def still(self, principal: Principal) -> bool: ...
+
+    async def check(self, principal: Principal, request: web.Request, route: Route) -> None: ...
+
+
 class Door:
     """Checks every request to a service's own routes, answers errors as problems, and logs actions.
 
@@ -186,6 +200,7 @@ class Door:
     names: host names of the service; requests for other hosts, and from other hosts' web pages, are refused.
     actions: log of changes and refusals.
     visitors: browsers that may sign in instead of sending the token; None: no sign-in.
+    tokens: None: the control token alone opens anything.
     """
 
     def __init__(
@@ -194,7 +209,9 @@ class Door:
         names: OwnNames,
         actions: Actions | None = None,
         visitors: Visitors | None = None,
+        tokens: Tokens | None = None,
     ) -> None:
+        self._tokens = tokens
         self._expected = None if control_token is None else control_token.encode()
         self._names = names
         self._actions = actions
@@ -233,12 +250,15 @@ class Door:
             if route.opened_by == "control":
                 try:
                     self._names.check(request)
-                    self._check_opened(request, route)
+                    principal = await self._opened_by(request, route)
                 except (ForeignRequest, Unauthorized):
                     if route.doorstep is None or not _opens_page(request):
                         raise
                     self._names.check_host(request)
                     return await route.doorstep(request)
+                PRINCIPAL.set(principal)
+                if self._tokens is not None and route.method != "*":
+                    await self._tokens.check(principal, request, route)
             elif route.opened_by == "link":
                 self._check_comes_by_link(request)
             if is_strict and request.query_string:
@@ -249,24 +269,27 @@ class Door:
 
         return handler
 
-    def _check_opened(self, request: web.Request, route: Route) -> None:
+    async def _opened_by(self, request: web.Request, route: Route) -> Principal:
         """Raises: Unauthorized, ReadOnly, ForeignRequest."""
-        given = given_token(request, password_too=route.password_too).encode("utf-8", "surrogateescape")
-        if self._expected is None or hmac.compare_digest(given, self._expected):
-            return
+        given = given_token(request, password_too=route.password_too)
+        if self._expected is None or hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self._expected):
+            return FIRST_ADMIN
+        if given and self._tokens is not None and (found := await self._tokens.known(given)) is not None:
+            return found
         visitor = None if given or self._visitors is None else self._visitors.visitor(request)
-        if visitor is None:
+        if visitor is None or not (self._tokens is None or await self._tokens.still(visitor.principal)):
             raise Unauthorized(
                 "the control token is missing or wrong; send `Authorization: Bearer TOKEN`. "
                 "A browser is signed in with `gangline open`."
             )
         VISITOR.set(visitor.name)
         if request.method in _READING:
-            return
+            return visitor.principal
         if visitor.read_only:
             raise ReadOnly("this browser was signed in with a read-only link, which can change nothing.")
         if hdrs.ORIGIN not in request.headers:
             raise ForeignRequest("a change by a signed-in browser names its page in `Origin`.")
+        return visitor.principal
 
     def _check_comes_by_link(self, request: web.Request) -> None:
         """A link on another site may lead to the sign-in page; only that page itself may continue.

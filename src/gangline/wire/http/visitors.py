@@ -6,7 +6,8 @@
   not overwrite each other's.
 - The key mixes a secret of the data folder with the control token: a new token, or a new secret, ends all cookies.
 
-The cookie opens the same routes as the control token. A read-only one allows no request that could change something.
+The cookie opens the same routes as the token that made the link, while that is valid. A read-only one allows no request
+that could change something.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from aiohttp import web
 
 from gangline.domain.errors import NotFound, TooMany
 from gangline.domain.ids import new_secret
+from gangline.domain.tenancy import FIRST_ADMIN, Principal
 
 LINK_S = 600.0
 """Seconds that a link with full rights is valid: it is opened at once."""
@@ -33,6 +35,7 @@ MAX_LINKS = 1000
 """Maximum number of unused links."""
 
 _MAC_CHARS = 64
+_NUM_FIELDS = 6
 
 
 class Visitor(msgspec.Struct, frozen=True):
@@ -41,10 +44,13 @@ class Visitor(msgspec.Struct, frozen=True):
     name: str
     """For the action log: `page` and a digest of the cookie."""
     read_only: bool
+    principal: Principal = FIRST_ADMIN
+    """The caller that made its link: it sees what he does, while his token is valid."""
 
 
 class _Link(msgspec.Struct, frozen=True):
     read_only: bool
+    principal: Principal
     expires_at: float
 
 
@@ -60,14 +66,14 @@ class Visitors:
         """Digest of the code -> its link."""
         self._clock = clock
 
-    def new_link(self, *, read_only: bool) -> tuple[str, float]:
+    def new_link(self, *, read_only: bool, principal: Principal = FIRST_ADMIN) -> tuple[str, float]:
         """A code that signs one browser in, and its expiry (Unix time). Raises: TooMany."""
         self._forget_expired()
         if len(self._links) >= MAX_LINKS:
             raise TooMany(f"{MAX_LINKS} links wait to be opened; try again when some have expired.", limit=MAX_LINKS)
         code = new_secret("link")
         expires_at = self._clock() + (READ_ONLY_LINK_S if read_only else LINK_S)
-        self._links[_digest(code)] = _Link(read_only, expires_at)
+        self._links[_digest(code)] = _Link(read_only, principal, expires_at)
         return code, expires_at
 
     def check_link(self, code: str) -> None:
@@ -82,8 +88,9 @@ class Visitors:
         link = self._links.pop(_digest(code), None)
         if link is None:
             raise _no_link()
-        rights = "r" if link.read_only else "w"
-        return self._signed(f"{rights}.{int(self._clock()) + COOKIE_S}.{secrets.token_hex(8)}")
+        rights, of = "r" if link.read_only else "w", link.principal
+        whose = f"{of.role}.{of.tenant}.{of.token_id}"
+        return self._signed(f"{rights}.{whose}.{int(self._clock()) + COOKIE_S}.{secrets.token_hex(8)}")
 
     def visitor(self, request: web.BaseRequest) -> Visitor | None:
         """The signed-in browser that sent a request; None if there is no valid cookie."""
@@ -92,10 +99,12 @@ class Visitors:
         # Compared first, so that only values that were signed here are parsed.
         if len(mac) != _MAC_CHARS or not hmac.compare_digest(self._signed(content).encode(), _bytes(value)):
             return None
-        rights, expires_at, _ = content.split(".")
-        if int(expires_at) <= self._clock():
+        fields = content.split(".")
+        if len(fields) != _NUM_FIELDS or int(fields[4]) <= self._clock():  # fewer: signed by an earlier version
             return None
-        return Visitor(f"page {hashlib.sha256(_bytes(content)).hexdigest()[:8]}", rights != "w")
+        rights, role, tenant, token_id, *_ = fields
+        principal = msgspec.convert({"role": role, "tenant": tenant, "token_id": token_id}, Principal)
+        return Visitor(f"page {hashlib.sha256(_bytes(content)).hexdigest()[:8]}", rights != "w", principal)
 
     def _signed(self, content: str) -> str:
         return f"{content}.{hmac.new(self._key, _bytes(content), 'sha256').hexdigest()}"

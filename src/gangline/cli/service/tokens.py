@@ -1,0 +1,118 @@
+"""`gangline tokens`: who may call a server, with which role, for which tenant."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, notes, print_json, run
+from gangline.domain.tenancy import DEFAULT_TENANT, Role
+
+if TYPE_CHECKING:
+    from gangline.domain.tenancy import NewToken, TokenView
+    from gangline.wire.client.server import ServerClient
+
+tokens = typer.Typer(no_args_is_help=True, help="Create, list, rotate and revoke tokens with a role and a tenant.")
+
+_DAY_S = 86_400.0
+TokenArgument = Annotated[str, typer.Argument(metavar="TOKEN_ID", help="As in `gangline tokens list`.")]
+DaysOption = Annotated[float | None, typer.Option("--days", min=0, help="Days until it expires. Default: never.")]
+
+
+def _ask(data: Path | None, server: str | None, ask: Callable[[ServerClient], Awaitable[Any]]) -> Any:
+    from gangline.wire.client.running import find_service
+
+    async def asked() -> Any:
+        async with find_service(data, server).client() as client:
+            return await ask(client)
+
+    return run(asked())
+
+
+def _tell_new(new: NewToken, as_json: bool) -> None:
+    if as_json:
+        print_json(new)
+        return
+    print(new.token)
+    notes().print(
+        f"Role {new.view.role}, tenant {new.view.tenant}. Shown this once: set it as GANGLINE_TOKEN.",
+        markup=False,
+    )
+
+
+@tokens.command()
+def create(
+    role: Annotated[Role, typer.Option("--role", help="What it may do.")],
+    tenant: Annotated[str, typer.Option("--tenant", help="Whose tasks it is for.")] = DEFAULT_TENANT,
+    note: Annotated[str, typer.Option("--note", help="What it is for.")] = "",
+    days: DaysOption = None,
+    data: DataOption = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Create a token, and print it once."""
+    expires_in_s = None if days is None else days * _DAY_S
+    made = {"role": role, "tenant": tenant, "note": note, "expires_in_s": expires_in_s}
+    _tell_new(_ask(data, server, lambda client: client.create_token(**made)), as_json)
+
+
+@tokens.command("list")
+def list_tokens(data: DataOption = None, server: ServerOption = None, as_json: JsonOption = False) -> None:
+    """List tokens, without their secrets."""
+    from gangline.cli.terminal.tables import Column, FactTable, prose
+
+    found: tuple[TokenView, ...] = _ask(data, server, lambda client: client.tokens())
+    if as_json:
+        print_json(found)
+        return
+    table = FactTable("token", "role", "tenant", Column("created (UTC)", 1), prose("state"), prose("note"))
+    for one in found:
+        table.add_row(one.token_id, one.role, one.tenant, _day(one.created_at), _state(one), one.note)
+    console().print(table if found else "no tokens: the control token alone opens this server")
+
+
+@tokens.command()
+def rotate(
+    token_id: TokenArgument,
+    grace_s: Annotated[float, typer.Option("--grace", min=0, help="Seconds that the old secret stays valid.")] = 0.0,
+    days: DaysOption = None,
+    data: DataOption = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a token a new secret, and print it once."""
+    expires_in_s = None if days is None else days * _DAY_S
+    _tell_new(_ask(data, server, lambda client: client.rotate_token(token_id, grace_s, expires_in_s)), as_json)
+
+
+@tokens.command()
+def revoke(
+    token_id: TokenArgument, data: DataOption = None, server: ServerOption = None, as_json: JsonOption = False
+) -> None:
+    """Revoke a token. It opens nothing more within 2 seconds."""
+    view = _ask(data, server, lambda client: client.revoke_token(token_id))
+    if as_json:
+        print_json(view)
+    else:
+        console().print(f"{token_id}: revoked", markup=False)
+
+
+def _state(one: TokenView) -> str:
+    if one.revoked_at is not None:
+        return f"revoked {_day(one.revoked_at)}"
+    states = ["valid"] if one.expires_at is None else [f"until {_day(one.expires_at)}"]
+    if one.grace_until is not None:
+        states.append(f"old secret until {_day(one.grace_until)}")
+    return ", ".join(states)
+
+
+def _day(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(tokens, name="tokens")

@@ -1,0 +1,58 @@
+"""The tokens of the database, held in memory, so that a request costs no read."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from gangline.domain.tenancy import Principal
+from gangline.store.sql.tokens import Known, Tokens, digest_of
+
+KNOWN_FOR_S = 2.0
+"""Seconds after which they are read again: how long a token that another server revoked still opens something."""
+_REST_S = 0.25
+"""Shortest time between two reads for unknown tokens."""
+
+
+class KnownTokens:
+    """Bound to one event loop."""
+
+    def __init__(self, stored: Tokens, *, clock: Callable[[], float] = time.time) -> None:
+        self.stored = stored
+        self._clock = clock
+        self._known: dict[str, Known] = {}
+        self._read_at = float("-inf")
+        self._reading = asyncio.Lock()
+
+    async def known(self, token: str) -> Principal | None:
+        """Whose token it is; None: nobody's. Raises: StoreError."""
+        digest = digest_of(token)
+        await self._read(KNOWN_FOR_S if digest in self._known else _REST_S)
+        found = self._known.get(digest)
+        return found.principal if found is not None and self._is_valid(found) else None
+
+    async def still(self, principal: Principal) -> bool:
+        """Whether its token still opens something. Raises: StoreError."""
+        if not principal.token_id:
+            return True
+        await self._read(KNOWN_FOR_S)
+        ids = {one.principal.token_id for one in self._known.values() if self._is_valid(one)}
+        return principal.token_id in ids
+
+    async def changed(self) -> None:
+        """Reads them again."""
+        await self._read(0.0)
+
+    def _is_valid(self, known: Known) -> bool:
+        return known.until is None or self._clock() < known.until
+
+    async def _read(self, older_than_s: float) -> None:
+        asked_at = time.monotonic()
+        if asked_at - self._read_at < older_than_s:
+            return
+        async with self._reading:
+            if self._read_at < asked_at - older_than_s or older_than_s == 0:
+                began = time.monotonic()
+                self._known = await self.stored.database.query(self.stored.known)
+                self._read_at = began
