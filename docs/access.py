@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
+from gangline.domain.tenancy import Role
 from gangline.models.engine_server.app import create_app
 from gangline.node.calls.proxy import Proxy
 from gangline.node.node import control_routes
+from gangline.server.access import ROLES
 from gangline.server.app import all_routes
 from gangline.serving.scripted.script import Reply, Script
 from gangline.serving.scripted.server import ScriptedSampler
@@ -68,7 +70,16 @@ def access() -> str:
         _row(*group, ["all other [routes](http.md)"] if len(routes) == largest[group[0]] else routes)
         for group, routes in groups.items()
     )
-    return "\n".join((_INTRODUCTION, *rows)) + "\n"
+    return "\n".join((_INTRODUCTION, *rows, _ROLES, *_by_role())) + "\n"
+
+
+def _by_role() -> Iterator[str]:
+    groups: dict[tuple[Role, ...], list[str]] = {}
+    for route, roles in ROLES.items():
+        groups.setdefault(tuple(sorted(roles)), []).append(f"`{route}`")
+    for roles, routes in groups.items():
+        alone = ["all other routes"] if roles == ("admin",) else routes
+        yield f"| {', '.join(roles)} | {', '.join(alone)} |"
 
 
 def _row(service: str, opened_by: str, own_names: bool, body: str, routes: list[str]) -> str:
@@ -79,6 +90,15 @@ def _row(service: str, opened_by: str, own_names: bool, body: str, routes: list[
     )
     return f"| {service} | {' | '.join(wants)} | {', '.join(routes)} |"
 
+
+_ROLES = """
+## Roles
+
+Which [tokens](../guides/tenants.md) open which of the server's routes. A token of `read`, `submit` or `node` finds its
+own tenant's tasks and sessions only.
+
+| role | routes |
+|---|---|"""
 
 _INTRODUCTION = """\
 <!-- Made by docs/generate.py from the code; `make docs` makes it again. -->

@@ -239,7 +239,7 @@ async def test_a_browser_is_told_its_rights(control: ServerClient, browser: aioh
     for read_only in (True, False):
         await sign_in(control, browser, read_only=read_only)
         async with browser.get("/v1/page/visitor") as answer:
-            assert await answer.json() == {"read_only": read_only}
+            assert await answer.json() == {"read_only": read_only, "role": "admin", "tenant": "default"}
 
 
 async def test_a_browser_stays_signed_in_over_a_restart(tmp_path: Path) -> None:

@@ -136,16 +136,16 @@ async def test_a_form_that_no_part_of_the_server_makes_fails_alone(tmp_path: Pat
 
 
 async def test_a_task_may_name_the_secret_that_signs_its_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("TRAINER_KEY", "trainer-secret")
+    monkeypatch.setenv("GANGLINE_TASK_KEY", "trainer-secret")
     receiver = Receiver()
     async with receiver.listening() as port, served(tmp_path) as client:
         url = f"http://127.0.0.1:{port}/done"
-        await client.submit(request("t", num_samples=1, callback_url=url, callback_secret="TRAINER_KEY"))
+        await client.submit(request("t", num_samples=1, callback_url=url, callback_secret="GANGLINE_TASK_KEY"))
         node = FakeNode(client)
         await node.finish(await node.lease())
         got = await receiver.next()
         assert got.headers["X-Gangline-Signature"] == signature("trainer-secret", got.body)
-        for name in ("GANGLINE_TOKEN", "NOT_SET_ANYWHERE"):
+        for name in ("GANGLINE_TOKEN", "GANGLINE_TASK_KEY_NOT_SET", "HOME"):
             with pytest.raises(InvalidRequest, match=name):
                 await client.submit(request("other", callback_url=url, callback_secret=name))
         assert b"trainer-secret" not in (tmp_path / "server" / "gangline.db").read_bytes()

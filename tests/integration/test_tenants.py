@@ -10,8 +10,18 @@ from typing import Any, cast, get_args
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
-from gangline.domain.errors import Conflict, InvalidRequest, NotAllowed, NotFound, Unauthorized
+from gangline.domain.errors import (
+    Conflict,
+    GanglineError,
+    InvalidRequest,
+    LimitExceeded,
+    NotAllowed,
+    NotFound,
+    Unauthorized,
+)
 from gangline.domain.tenancy import Role
 from gangline.server.access import ROLES
 from gangline.server.run import Storage, serving
@@ -188,7 +198,8 @@ async def test_a_session_that_a_caller_runs_bears_his_tenants_name(fleet: Fleet)
 
 
 async def test_a_browser_sees_what_its_link_was_made_by_and_no_longer(fleet: Fleet):
-    for role, read_only in (("read", True), ("submit", False)):
+    cases: tuple[tuple[Role, bool], ...] = (("read", True), ("submit", False))
+    for role, read_only in cases:
         async with fleet.client("beta", role) as beta, aiohttp.ClientSession() as http:
             link = await beta.page_link()
             assert link.read_only is read_only
@@ -243,8 +254,44 @@ async def test_a_nodes_session_key_is_no_token_and_a_token_is_kept_as_a_digest(f
     assert (kept, len(secret), KNOWN_FOR_S <= 2) == ([], 64, True)
 
 
-async def test_a_node_is_known_by_its_token(fleet: Fleet):
-    async with fleet.client("beta", "node") as client:
-        await FakeNode(client, "own").lease()
-    (node,) = [one for one in (await fleet.admin.status()).nodes if one.node_id == "own"]
-    assert node.key == f"{fleet.tokens['beta', 'node'].split('-')[1]}.1"
+@pytest.mark.parametrize("grace_s", [0.0, 3600.0])
+async def test_a_server_calls_a_node_by_the_nodes_own_token(fleet: Fleet, grace_s: float):
+    """It still runs with the secret from before a rotation, while that is valid."""
+    given: list[str] = []
+
+    async def grade(asked: web.Request) -> web.Response:
+        given.append(asked.headers["Authorization"])
+        return web.json_response({}, status=500)
+
+    app = web.Application()
+    app.router.add_post("/v1/gradings", grade)
+    own = fleet.tokens["beta", "node"]
+    token_id = own.split("-")[1]
+    async with TestServer(app) as node:
+        if grace_s:
+            await fleet.admin.rotate_token(token_id, grace_s=grace_s)
+        async with ServerClient(fleet.admin.url, own) as client:
+            assert await client.lease("own", url=str(node.make_url("")), max_sessions=1)
+        with pytest.raises(GanglineError):
+            await fleet.admin.regrade(IDS["session_id"])
+    assert set(given) == {f"Bearer {own}"}
+    (seen,) = [one for one in (await fleet.admin.status()).nodes if one.node_id == "own"]
+    assert seen.key == f"{token_id}.1"
+
+
+async def test_quotas_and_use_are_set_by_admins_and_seen_by_their_tenant(fleet: Fleet):
+    await fleet.admin.set_tenant("alpha", weight=2, max_queued=3)
+    async with fleet.client("alpha", "submit") as alpha:
+        (own,) = await alpha.tenants()
+        assert (own.name, own.weight, own.max_queued, own.num_queued, own.num_leases) == ("alpha", 2, 3, 2, 1)
+        with pytest.raises(LimitExceeded, match="max_queued: 2 of 3"):
+            await alpha.submit(request("too-many", num_samples=2))
+        with pytest.raises(NotAllowed):
+            await alpha.set_tenant("alpha", max_queued=None)
+    for wrong in ({"weight": 0}, {"max_running": -1}, {"max_runnning": 1}):
+        with pytest.raises(InvalidRequest):
+            await fleet.admin.set_tenant("alpha", **wrong)
+    assert (await fleet.admin.set_tenant("alpha", max_queued=None)).max_queued is None
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with aiohttp.request("GET", f"{fleet.admin.url}/metrics", headers=headers) as answer:
+        assert 'gangline_tenant_queued{tenant="alpha"} 2.0' in await answer.text()

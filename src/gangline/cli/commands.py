@@ -100,6 +100,7 @@ _LINES: dict[str, Command] = {
         "Check this machine's sandbox, limits, engines, model, tools, agents' Python, ports, disk, data and service.",
     ),
     "tokens": Command("service.tokens", "Create, list, rotate and revoke tokens with a role and a tenant."),
+    "tenants": Command("service.tokens", "Show what tenants use, and set their shares and quotas."),
     "actions": Command(
         "service.actions", "Show the log of control actions on the server and the nodes: caller, action, time, status."
     ),
@@ -142,7 +143,7 @@ _PANELS = {
     "Look": "status watch list open show logs",
     "Data": "export data audit check-rows drift",
     "Train": "train runs",
-    "Operate": "engine server node cluster drain gate backend tokens actions config harness image",
+    "Operate": "engine server node cluster drain gate backend tokens tenants actions config harness image",
 }
 """Panel of `gangline --help` -> its commands."""
 
@@ -151,7 +152,7 @@ COMMANDS = {name: _LINES[name] for names in _PANELS.values() for name in names.s
 
 _ANYWHERE = (
     "init submit cancel compare status watch list open show logs export data audit check-rows drift runs drain gate "
-    "backend tokens config"
+    "backend tokens tenants config"
 )
 """Commands that ask a server or read files, and need no Linux."""
 

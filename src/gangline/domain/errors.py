@@ -226,6 +226,13 @@ class TooMany(LimitExceeded):
     retryable = True
 
 
+class QuotaExceeded(LimitExceeded):
+    """A quota of the caller's tenant; `details` has its name, and when it is free again."""
+
+    code = "quota_exceeded"
+    status = 429
+
+
 class ActionRefused(CallerError):
     """A tool's action was not carried out; `reason` is a short code such as `not_found`."""
 

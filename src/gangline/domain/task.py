@@ -531,7 +531,9 @@ class TaskRequest(_Spec):
     callback_form: Literal["gangline", "polar"] = "gangline"
     """`polar`: the callback's body is the answer of `GET /rollout/task/{task_id}`. Polar's route submits such tasks."""
     callback_secret: str | None = Field(default=None, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    """Name of the server's environment variable with the key that signs the callback, instead of the control token."""
+    """Name of the server's environment variable with the key that signs the callback, instead of the control token. It
+    begins with GANGLINE_TASK_, or the server's GANGLINE_TASK_VARIABLES has it.
+    """
     callback_expiry_seconds: Seconds | None = None
     """How long delivery of the callback is retried; None: the server's default."""
     held_out: bool = False

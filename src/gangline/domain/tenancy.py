@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 Role = Literal["submit", "read", "node", "operate", "admin"]
 
 TENANT_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
+TENANT = re.compile(TENANT_PATTERN)
 """Without a dot, so that no tenant's name begins another one's ids."""
 DEFAULT_TENANT = "default"
 """The tenant of the control token, and of all tasks from before there were tenants."""
@@ -22,7 +24,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     token_id: str = ""
     """Empty: the control token."""
     node_key: str = ""
-    """Of a node's token: see `nodes.key`."""
+    """Only of a node's token: its id, and how often it was made or rotated."""
 
     @property
     def bound_to(self) -> str | None:
@@ -61,3 +63,35 @@ class TokenList(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens, oldest first."""
 
     tokens: tuple[TokenView, ...]
+
+
+QUOTAS = ("max_running", "max_queued", "max_slot_s_per_day", "max_tokens_per_day")
+
+
+class TenantView(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant: its share, its quotas, and what it has used. A day is one of UTC."""
+
+    name: str
+    weight: float
+    """Share in slot-seconds, relative to others."""
+    max_running: int | None
+    """Sessions at once; None: no limit, here and below."""
+    max_queued: int | None
+    max_slot_s_per_day: float | None
+    max_tokens_per_day: int | None
+    """Sampled tokens of stored results."""
+    num_running: int
+    num_queued: int
+    num_leases: int
+    """That have ended."""
+    slot_s: float
+    """Seconds for which nodes held its sessions, in all ended leases."""
+    num_sampled_tokens: int
+    slot_s_today: float
+    sampled_tokens_today: int
+
+
+class TenantList(msgspec.Struct, frozen=True, kw_only=True):
+    """Tenants, those that used most first."""
+
+    tenants: tuple[TenantView, ...]

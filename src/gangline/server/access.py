@@ -53,6 +53,8 @@ ROLES: dict[str, tuple[Role, ...]] = {
     "GET /v1/find": _READ,
     "GET /v1/events": _READ,
     "GET /v1/status": _READ,
+    "GET /v1/tenants": _READ,
+    "POST /v1/tenants/{tenant}": _ADMIN,
     "GET /metrics": _OPERATE,
     "POST /v1/nodes/{node_id}/lease": _NODE,
     "POST /v1/nodes/{node_id}/heartbeat": _NODE,

@@ -20,6 +20,7 @@ from gangline.server.routes.page import PageRoutes
 from gangline.server.routes.regrading import Regrading, RegradingRoutes
 from gangline.server.routes.sessions import CallerSessionRoutes, CallerSessions
 from gangline.server.routes.tasks import UserRoutes
+from gangline.server.routes.tenants import TenantRoutes
 from gangline.server.routes.tokens import TokenRoutes
 from gangline.server.routes.views import ViewRoutes
 from gangline.server.service.core import RolloutService
@@ -121,6 +122,7 @@ def all_routes(
         *RegradingRoutes(Regrading(service)).routes(),
         *MetricsRoutes(service).routes(),
         *TokenRoutes(service).routes(),
+        *TenantRoutes(service).routes(),
         *PageRoutes(visitors).routes(),
         *(route for part in parts for route in part.routes()),
         HEALTH,

@@ -130,6 +130,8 @@ async def serving(
 ) -> AsyncGenerator[Running]:
     """A running server inside the block. Access without a token requires an explicit `control_token=None`.
 
+    Long because it puts all together, in order.
+
     Raises: as `serve`.
     """
     refuse_open_door(host, control_token)

@@ -14,6 +14,7 @@ from gangline.domain.errors import InvalidRequest
 from gangline.settings.fields import Setting
 from gangline.settings.sources import Origin, Sources
 
+_FOR_TASKS = "GANGLINE_TASK_"
 _Folder = Annotated[Path, AfterValidator(Path.expanduser)]
 
 
@@ -109,6 +110,10 @@ class Settings(BaseModel):
     SQLite in the data folder."""
     control_token: Annotated[str | None, Setting(env=("GANGLINE_TOKEN",), is_secret=True)] = None
     """Opens the control plane."""
+    task_variables: Annotated[tuple[str, ...], Setting(env=("GANGLINE_TASK_VARIABLES",), words=True)] = ()
+    """Environment variables of the server that tasks may name (`callback_secret`), beside those whose names begin with
+    GANGLINE_TASK_.
+    """
     log_format: Literal["text", "json"] = "text"
     """Log format of serving commands: text, or json with one object per line."""
     otel_endpoint: Annotated[
@@ -145,3 +150,13 @@ def read_secret(name: str, environ: Mapping[str, str] | None = None) -> str:
         why = "opens this service and is told to nobody" if value else "is not set where it is asked for"
         raise InvalidRequest(f"the environment variable {name!r} {why}.")
     return value
+
+
+def read_task_secret(name: str) -> str:
+    """The value of an environment variable that a task names. Raises: InvalidRequest if tasks may not name it."""
+    if not name.startswith(_FOR_TASKS) and name not in Settings.from_environ().task_variables:
+        raise InvalidRequest(
+            f"tasks may not use the environment variable {name!r}: choose a name that begins with {_FOR_TASKS}, or "
+            "allow this one in the server's GANGLINE_TASK_VARIABLES."
+        )
+    return read_secret(name)

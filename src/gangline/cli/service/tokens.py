@@ -1,4 +1,4 @@
-"""`gangline tokens`: who may call a server, with which role, for which tenant."""
+"""`gangline tokens` and `gangline tenants`: who may call a server, with which role, and how much of it he may use."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, notes, print_json, run
-from gangline.domain.tenancy import DEFAULT_TENANT, Role
+from gangline.domain.errors import InvalidRequest
+from gangline.domain.tenancy import DEFAULT_TENANT, QUOTAS, Role
 
 if TYPE_CHECKING:
-    from gangline.domain.tenancy import NewToken, TokenView
+    from gangline.domain.tenancy import NewToken, TenantView, TokenView
     from gangline.wire.client.server import ServerClient
 
 tokens = typer.Typer(no_args_is_help=True, help="Create, list, rotate and revoke tokens with a role and a tenant.")
@@ -114,5 +115,68 @@ def _day(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")
 
 
+tenants = typer.Typer(no_args_is_help=True, help="Show what tenants use, and set their shares and quotas.")
+
+
+@tenants.command("list")
+def list_tenants(data: DataOption = None, server: ServerOption = None, as_json: JsonOption = False) -> None:
+    """Show each tenant's share, quotas and use, those that used most first."""
+    from gangline.cli.terminal.tables import FactTable, prose
+
+    found: tuple[TenantView, ...] = _ask(data, server, lambda client: client.tenants())
+    if as_json:
+        print_json(found)
+        return
+    numbers = ("weight#", "run#", "queued#", "slot-hours#", "today#", "tokens#", "today#")
+    table = FactTable("tenant", *numbers, prose("quotas"))
+    for one in found:
+        limits = {name: getattr(one, name) for name in QUOTAS}
+        table.add_row(
+            one.name,
+            f"{one.weight:g}",
+            str(one.num_running),
+            str(one.num_queued),
+            f"{one.slot_s / 3600:,.1f}",
+            f"{one.slot_s_today / 3600:,.1f}",
+            f"{one.num_sampled_tokens:,}",
+            f"{one.sampled_tokens_today:,}",
+            ", ".join(f"{name} {value:g}" for name, value in limits.items() if value is not None) or "none",
+        )
+    console().print(table)
+
+
+@tenants.command("set")
+def set_tenant(
+    tenant: Annotated[str, typer.Argument(help="A tenant.")],
+    changes: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME=NUMBER...", help=f"weight, {', '.join(QUOTAS)}; NAME= takes a quota away."),
+    ],
+    data: DataOption = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Set a tenant's weight and quotas."""
+    wanted = dict(map(_change, changes))
+    view: TenantView = _ask(data, server, lambda client: client.set_tenant(tenant, **wanted))
+    if as_json:
+        print_json(view)
+    else:
+        console().print(f"{tenant}: " + ", ".join(f"{name} {getattr(view, name)}" for name in wanted), markup=False)
+
+
+def _change(text: str) -> tuple[str, float | None]:
+    """Raises: InvalidRequest."""
+    name, _, number = text.partition("=")
+    if name not in ("weight", *QUOTAS):
+        raise InvalidRequest(f"{name!r} is none of weight, {', '.join(QUOTAS)}.")
+    try:
+        value = float(number) if number else None
+    except ValueError:
+        raise InvalidRequest(f"{name} must be a number, got {number!r}.") from None
+    return name, int(value) if value is not None and value.is_integer() else value
+
+
 def register(app: typer.Typer) -> None:
     app.add_typer(tokens, name="tokens")
+    app.add_typer(tenants, name="tenants")

@@ -15,7 +15,10 @@ class MetricsRoutes:
 
     async def metrics(self, _request: web.Request) -> web.Response:
         status = await self._service.status()
-        return web.Response(body=self._service.metrics.exposition(status), headers={"Content-Type": CONTENT_TYPE})
+        tenants = await self._service.store.query(self._service.store.tenants)
+        return web.Response(
+            body=self._service.metrics.exposition(status, tenants), headers={"Content-Type": CONTENT_TYPE}
+        )
 
     def routes(self) -> list[Route]:
         return [

@@ -53,15 +53,19 @@ class UserRoutes:
 
     async def submit(self, request: web.Request) -> web.Response:
         task = await read_record(request, TaskRequest, max_bytes=self._max_task_bytes)
-        submitted = (await self._service.submit([task], PRINCIPAL.get().tenant))[0]
+        submitted = (await self._submit([task]))[0]
         SUBJECT.set(submitted.task_id)
         return answer(request, submitted)
 
     async def submit_batch(self, request: web.Request) -> web.Response:
         body = await read_body(request, self._max_task_bytes)
-        submitted = await self._service.submit(_BATCH.validate_json(body), PRINCIPAL.get().tenant)
+        submitted = await self._submit(_BATCH.validate_json(body))
         SUBJECT.set(f"{len(submitted)} tasks: " + ", ".join(one.task_id for one in submitted[:8]))
         return answer(request, submitted)
+
+    async def _submit(self, tasks: list[TaskRequest]) -> list[Submitted]:
+        caller = PRINCIPAL.get()
+        return await self._service.submit(tasks, caller.tenant, bound=caller.bound_to is not None)
 
     async def list_tasks(self, request: web.Request) -> web.Response:
         store = self._service.store

@@ -16,7 +16,7 @@ import msgspec
 from gangline.domain.errors import GanglineError, NotFound, StoreError
 from gangline.server.service.core import CALLBACKS, EVENTS
 from gangline.server.service.notifier import Notifier
-from gangline.settings.machine import read_secret
+from gangline.settings.machine import read_task_secret
 from gangline.store.sql.outbox import Callback, Outbox, next_try_at
 
 log = logging.getLogger("gangline.server")
@@ -125,8 +125,8 @@ class CallbackSender:
         headers = {"Content-Type": "application/json", "Idempotency-Key": callback.key}
         try:
             body = await self._body(callback)
-            key = self._token if callback.secret is None else read_secret(callback.secret)
-            if key is not None:
+            key = self._token if callback.secret is None else callback.secret and read_task_secret(callback.secret)
+            if key:
                 headers["X-Gangline-Signature"] = signature(key, body)
             async with http.post(callback.url, data=body, headers=headers, allow_redirects=False) as response:
                 return None if 200 <= response.status < 300 else f"HTTP {response.status}"

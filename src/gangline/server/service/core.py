@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from secrets import token_hex
 
 import msgspec
 
@@ -41,17 +40,15 @@ from gangline.server.service.known_tokens import KnownTokens
 from gangline.server.service.metrics import ServerMetrics
 from gangline.server.service.notifier import LeaseTurns, Notifier
 from gangline.settings import plugins
-from gangline.settings.machine import read_secret
+from gangline.settings.machine import read_task_secret
 from gangline.store.results.files import Reports, Results
 from gangline.store.sql.moving import CALLBACK
 from gangline.store.sql.reader import result_of
 from gangline.store.sql.tasks import TaskStore
-from gangline.store.sql.tokens import Tokens, node_secret, token_of
 
 log = logging.getLogger("gangline.server")
 
 MAX_SESSIONS_AT_ONCE = 100_000
-_NODE_ROOT = "node_root"
 
 WORK, EVENTS, CALLS, CALLBACKS, NODES = "work", "events", "calls", "callbacks", "nodes"
 
@@ -145,16 +142,12 @@ async def _warned(store: TaskStore, requests: Sequence[TaskRequest], answers: li
     ]
 
 
-def _topics(event: Event, turns: LeaseTurns) -> tuple[str, ...]:
+def _topics(event: Event, turns: LeaseTurns, has_quotas: bool) -> tuple[str, ...]:
     """The topics to notify, except the topics of single tasks."""
     if event.kind == "task.ended":
         return (CALLBACKS,) if CALLBACK in event.data else ()
-    frees_gpus = event.kind == "session.ended" and turns.gives_gpus(event.data.get("node") or "")
-    return (WORK,) if frees_gpus else _TOPICS_OF.get(event.kind, ())
-
-
-def _or_random(known: str | None) -> str:
-    return known or token_hex(32)
+    frees = event.kind == "session.ended" and (has_quotas or turns.gives_gpus(event.data.get("node") or ""))
+    return (WORK,) if frees else _TOPICS_OF.get(event.kind, ())
 
 
 def task_topic(task_id: str) -> str:
@@ -162,7 +155,7 @@ def task_topic(task_id: str) -> str:
 
 
 class RolloutService:
-    """The operations of the server. `stop` is idempotent and wakes every long poll.
+    """The operations of the server. `stop` is idempotent and wakes every long poll. Long because there are many.
 
     store: the service takes over its `on_events`. turns: store of turn records that survive their node. check_task:
     raises UnknownPlugin or InvalidRequest for a task that no node could run. sweep_every_s: interval of reclaiming
@@ -189,9 +182,7 @@ class RolloutService:
         on_stored: list[Callable[[SessionResult], None]] = []
         self.turns = DurableTurns(store, turns, self.watchers, on_stored)
         self.stopping = False
-        self._control_token = control_token
-        self._node_root = ""
-        self.tokens = KnownTokens(Tokens(store.database, self._node_secret))
+        self.tokens = KnownTokens(store, control_token)
         self._lease_turns = LeaseTurns()
         self._heartbeats = HeartbeatRate(monotonic)
         self._refused = RefusedHeartbeats()
@@ -211,18 +202,9 @@ class RolloutService:
         self.store.announce_to(on_events)
         await asyncio.to_thread(self.results.prepare)
         await self.turns.tidy()
-        self._node_root = await self.store.run(self.store.change_note, _NODE_ROOT, _or_random)
+        await self.tokens.start()
         held = await self.store.run(self.store.grant_grace)
         log.info("server.started database=%s leases_extended=%d", self.store.database.url.get_backend_name(), held)
-
-    def _node_secret(self, key: str) -> str:
-        return node_secret(self._node_root, self._control_token, key)
-
-    def token_of_node(self, node: NodeView) -> str | None:
-        """The token that the node itself runs with: the control token, or its own."""
-        if not node.key:
-            return self._control_token
-        return token_of(node.key.partition(".")[0], self._node_secret(node.key))
 
     def stop(self) -> None:
         self.stopping = True
@@ -243,7 +225,7 @@ class RolloutService:
     def wake(self, events: Sequence[Event]) -> None:
         """Notify waiting callers of durable events, from this or another server."""
         for event in events:
-            for topic in _topics(event, self._lease_turns):
+            for topic in _topics(event, self._lease_turns, self.store.has_quotas):
                 self.notifier.notify(topic)
             if event.kind == "task.ended" and event.task_id is not None:
                 self.notifier.notify(task_topic(event.task_id))
@@ -251,20 +233,22 @@ class RolloutService:
 
     # For users.
 
-    async def submit(self, requests: Sequence[TaskRequest], tenant: str = DEFAULT_TENANT) -> list[Submitted]:
-        """Accept all tasks or none.
+    async def submit(
+        self, requests: Sequence[TaskRequest], tenant: str = DEFAULT_TENANT, *, bound: bool = False
+    ) -> list[Submitted]:
+        """Accept all tasks or none. bound: see `accept`.
 
         Raises: as `accept`; LimitExceeded, UnknownPlugin, StoreError, DiskFull.
         """
         if sum(request.num_samples for request in requests) > MAX_SESSIONS_AT_ONCE:
             raise LimitExceeded(f"one request may submit at most {MAX_SESSIONS_AT_ONCE} sessions; send several.")
         await asyncio.to_thread(lambda: [self._check(request) for request in requests])
-        return await _warned(self.store, requests, await self.store.run(self.store.submit, requests, tenant))
+        return await _warned(self.store, requests, await self.store.run(self.store.submit, requests, tenant, bound))
 
     def _check(self, request: TaskRequest) -> None:
         self._check_task(request)
         if request.callback_secret is not None:
-            read_secret(request.callback_secret)
+            read_task_secret(request.callback_secret)
 
     async def task(self, task_id: str, wait_s: float = 0.0) -> TaskView:
         """The task now, when it has ended, or after `wait_s`. Raises: NotFound."""
@@ -375,7 +359,9 @@ class RolloutService:
             return leases
 
     async def status(self, tenant: str | None = None) -> ServiceStatus:
-        return self._refused.shown_in(await self.store.query(self.store.status, tenant))
+        """tenant: only of its tasks, and without nodes; None: of the whole service."""
+        status = await self.store.query(self.store.status, tenant)
+        return self._refused.shown_in(status) if tenant is None else status
 
     async def heartbeat(self, beat: Heartbeat, key: str = "") -> HeartbeatReply:
         """key: of the node's token. Raises: NodeIdTaken, StoreError, DiskFull."""

@@ -5,25 +5,44 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from secrets import token_hex
 
 from gangline.domain.tenancy import Principal
-from gangline.store.sql.tokens import Known, Tokens, digest_of
+from gangline.domain.views import NodeView
+from gangline.store.sql.tasks import TaskStore
+from gangline.store.sql.tokens import Known, Tokens, digest_of, node_secret, token_of
 
 KNOWN_FOR_S = 2.0
 """Seconds after which they are read again: how long a token that another server revoked still opens something."""
+_ROOT = "node_root"
 _REST_S = 0.25
 """Shortest time between two reads for unknown tokens."""
 
 
 class KnownTokens:
-    """Bound to one event loop."""
+    """Bound to one event loop. control_token: also that of nodes without a token of their own."""
 
-    def __init__(self, stored: Tokens, *, clock: Callable[[], float] = time.time) -> None:
-        self.stored = stored
+    def __init__(self, store: TaskStore, control_token: str | None, *, clock: Callable[[], float] = time.time) -> None:
+        self.stored = Tokens(store.database, self._node_secret)
+        self._store = store
+        self._control_token = control_token
+        self._root = ""
         self._clock = clock
         self._known: dict[str, Known] = {}
         self._read_at = float("-inf")
         self._reading = asyncio.Lock()
+
+    async def start(self) -> None:
+        self._root = await self._store.run(self._store.change_note, _ROOT, _or_random)
+
+    def of_node(self, node: NodeView) -> str | None:
+        """The token that the node itself runs with."""
+        if not node.key:
+            return self._control_token
+        return token_of(node.key.partition(".")[0], self._node_secret(node.key))
+
+    def _node_secret(self, key: str) -> str:
+        return node_secret(self._root, self._control_token, key)
 
     async def known(self, token: str) -> Principal | None:
         """Whose token it is; None: nobody's. Raises: StoreError."""
@@ -56,3 +75,7 @@ class KnownTokens:
                 began = time.monotonic()
                 self._known = await self.stored.database.query(self.stored.known)
                 self._read_at = began
+
+
+def _or_random(known: str | None) -> str:
+    return known or token_hex(32)

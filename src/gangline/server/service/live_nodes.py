@@ -22,4 +22,4 @@ async def live_nodes(service: RolloutService) -> list[NodeView]:
 
 
 def node_client(service: RolloutService, node: NodeView, *, timeout_s: float = 60.0) -> NodeClient:
-    return NodeClient(node.url, service.token_of_node(node), timeout_s=timeout_s)
+    return NodeClient(node.url, service.tokens.of_node(node), timeout_s=timeout_s)

@@ -12,14 +12,19 @@ from collections.abc import Callable, Iterable, Sequence
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from gangline.domain.lifecycle import STAGES
 from gangline.domain.node_views import speed_of
+from gangline.domain.tenancy import TenantView
 from gangline.domain.views import HEARTBEAT_REFUSED, Event, NodeView, ServiceStatus
 from gangline.machine.telemetry.exposition import SPEED_FIGURES, LoopLag, exposition, gauge, new_registry
 
 _REQUEST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30, 300)
+
+
+MAX_TENANTS = 100
+"""Tenants that have a label: those that used most."""
 
 
 class ServerMetrics:
@@ -27,6 +32,7 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self._status: ServiceStatus | None = None
+        self._tenants: Sequence[TenantView] = ()
         self._registry = registry = new_registry(self._read)
         self.loop_lag = LoopLag(registry)
         self._events = Counter("gangline_events", "Durable events since the start.", ["kind"], registry=registry)
@@ -73,9 +79,9 @@ class ServerMetrics:
 
         return count
 
-    def exposition(self, status: ServiceStatus) -> bytes:
-        """`status`: the current status."""
-        self._status = status
+    def exposition(self, status: ServiceStatus, tenants: Sequence[TenantView] = ()) -> bytes:
+        """`status`, `tenants`: the current ones."""
+        self._status, self._tenants = status, tenants
         return exposition(self._registry)
 
     def _read(self) -> Iterable[Metric]:
@@ -95,6 +101,7 @@ class ServerMetrics:
         yield GaugeMetricFamily("gangline_result_bytes", "Bytes of all stored results.", status.result_bytes)
         yield from _of_nodes(status.nodes)
         yield from _of_engines(status.nodes)
+        yield from _of_tenants(self._tenants[:MAX_TENANTS])
 
 
 def _told(name: str) -> Callable[[NodeView], float | None]:
@@ -148,3 +155,16 @@ def _of_engines(nodes: Sequence[NodeView]) -> Iterable[Metric]:
             if (value := getattr(speed_of(engine), field, None)) is not None:
                 family.add_metric(labels, value)
         yield family
+
+
+def _of_tenants(tenants: Sequence[TenantView]) -> Iterable[Metric]:
+    slot_s = CounterMetricFamily("gangline_tenant_slot_seconds", "Seconds of ended leases.", labels=["tenant"])
+    tokens = CounterMetricFamily("gangline_tenant_sampled_tokens", "Sampled tokens of results.", labels=["tenant"])
+    running = GaugeMetricFamily("gangline_tenant_running", "Sessions that nodes hold.", labels=["tenant"])
+    queued = GaugeMetricFamily("gangline_tenant_queued", "Queued sessions.", labels=["tenant"])
+    for tenant in tenants:
+        slot_s.add_metric([tenant.name], tenant.slot_s)
+        tokens.add_metric([tenant.name], tenant.num_sampled_tokens)
+        running.add_metric([tenant.name], tenant.num_running)
+        queued.add_metric([tenant.name], tenant.num_queued)
+    return slot_s, tokens, running, queued

@@ -132,6 +132,8 @@ def _to_8(conn: sa.Connection) -> None:
     conn.exec_driver_sql("DROP INDEX IF EXISTS sessions_by_submitter")
     new = ("sessions_by_tenant", "sessions_of_submitter", "sessions_queued_by_tenant", "sessions_leased_by_tenant")
     _add_indexes(conn, schema.sessions, *new)
+    schema.tenants.create(conn)
+    conn.exec_driver_sql("INSERT INTO tenants (name) VALUES ('default')")
     schema.turns.create(conn)
     if sa.inspect(conn).has_table("turns"):
         conn.exec_driver_sql(

@@ -62,6 +62,8 @@ def move(
     if after is None:
         return
     session_id, task_id = row["session_id"], row["task_id"]
+    if row["state"] == "leased":
+        unit.charge(row, columns.get("num_sampled_tokens"))
     if after.state == "ended":
         write_standings(unit, [(row, after)], ended_at=unit.now, **columns)
         told = {"outcome": after.outcome, "attempt": after.attempt, "node": after.node_id}
@@ -84,9 +86,10 @@ def end_reported(unit: Unit, result: SessionResult, *, num_bytes: int, **columns
     if fault_of(result.outcome, result.failure) is not None:
         return False
     changes = reported_end(result.fence, result.outcome, result.failure)
-    if (node_id := end_leased(unit, result, changes, ended_at=unit.now, **columns)) is None:
+    if (ended := end_leased(unit, result, changes, ended_at=unit.now, **columns)) is None:
         return False
-    told: dict[str, Any] = {"outcome": result.outcome, "attempt": result.attempt, "node": node_id}
+    unit.charge(ended, columns.get("num_sampled_tokens"))
+    told: dict[str, Any] = {"outcome": result.outcome, "attempt": result.attempt, "node": ended["node_id"]}
     usable = {"usable": True} if is_usable(result) else {}
     unit.emit(_ENDED, result.task_id, result.session_id, **told, reward=result.reward, **usable, **_why(result.failure))
     position, has_ended = _count_end(unit, result.task_id, num_bytes, "ended")

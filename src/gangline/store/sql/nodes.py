@@ -14,7 +14,6 @@ from gangline.domain.session import Heartbeat, HeartbeatReply, Lease
 from gangline.store.sql import leasing
 from gangline.store.sql.leasing import Standing
 from gangline.store.sql.moving import move
-from gangline.store.sql.placing import suited_rows
 from gangline.store.sql.rows import (
     MANY,
     NEXT_READY,
@@ -25,6 +24,7 @@ from gangline.store.sql.rows import (
     write_standings,
 )
 from gangline.store.sql.schema import LEASED, nodes, sessions, tasks
+from gangline.store.sql.shares import shared_rows
 from gangline.store.sql.submitting import remember_turns
 
 # Built once, as in rows.py.
@@ -101,7 +101,7 @@ def claim(
         admit_ready(unit)
     claimed = [
         (row, leasing.lease(standing_of(row), node_id=node_id, now=unit.now, lease_s=lease_s))
-        for row in suited_rows(unit, node_id, max_sessions, task_ids, offer)
+        for row in shared_rows(unit, node_id, max_sessions, task_ids, offer)
     ]
     if not claimed:
         return []

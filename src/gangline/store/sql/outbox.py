@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from gangline.domain.tenancy import DEFAULT_TENANT
 from gangline.domain.views import TaskView
 from gangline.store.sql.database import Database, repeated
 from gangline.store.sql.rows import append_events
@@ -40,7 +41,7 @@ class Callback(msgspec.Struct, frozen=True, kw_only=True):
     next_at: float
     expires_at: float
     secret: str | None = None
-    """Name of the environment variable with the signing key; None is the control token."""
+    """Name of the environment variable with the signing key; None is the control token, empty is no signature."""
 
 
 def next_try_at(num_tries: int, *, now: float, expires_at: float, base_s: float, max_s: float) -> float | None:
@@ -74,7 +75,8 @@ def add_callback(conn: sa.Connection, task: TaskView, *, now: float, expiry_s: f
             created_at=now,
             next_at=now,
             expires_at=now + (task.request.get("callback_expiry_seconds") or expiry_s),
-            secret=task.request.get("callback_secret"),
+            # The control token tells a tenant's receiver nothing, and signs nothing for it.
+            secret=task.request.get("callback_secret") or (None if task.tenant == DEFAULT_TENANT else ""),
         )
     )
 

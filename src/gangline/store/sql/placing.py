@@ -72,33 +72,41 @@ def _added(conn: sa.Connection, body: str) -> int:
 
 
 def suited_rows(
-    unit: Unit, node_id: str, limit: int, task_ids: Sequence[str] | None, offer: str | None
+    unit: Unit,
+    node_id: str,
+    limit: int,
+    task_ids: Sequence[str] | None,
+    offer: str | None,
+    *,
+    tenant: str | None = None,
+    num_gpus_given: int = 0,
 ) -> Sequence[sa.RowMapping]:
     """The head of the queue, limited to sessions that a node with this offer can run. Takes one query if it can run the
-    first ones and they need no GPU and no image that the node would have to pull.
+    first ones and they need no GPU and no image that the node would have to pull. tenant: only of this one.
+    num_gpus_given: GPUs of the node for other sessions of the same claim.
     """
-    found, others = queued_rows(unit, limit, task_ids), list[int]()
+    found, others = queued_rows(unit, limit, task_ids, tenant=tenant), list[int]()
     if offer is None:
         return found
     if not all(_suits(row["needs_body"], offer) for row in found):
         others = [number for number, body in unit.conn.execute(_KNOWN) if not _suits(body, offer)]
-        found = queued_rows(unit, limit, task_ids, others)
+        found = queued_rows(unit, limit, task_ids, others, tenant)
     if any(_would_pull(row["needs_body"], offer) for row in found):
         # Only sessions of the same priority overtake them, and if nothing else waits this node takes them.
-        window = queued_rows(unit, max(limit, _WINDOW), task_ids, others)
+        window = queued_rows(unit, max(limit, _WINDOW), task_ids, others, tenant)
         left = _left_to_others(unit, node_id, window, offer)
         first = [row for row in window if row["needs"] not in left and row["priority"] >= window[0]["priority"]]
         known = {row["position"] for row in first}
         found = [*first, *(row for row in window if row["position"] not in known)][:limit]
-    wanted = [row for row in found if _num_gpus(row["needs_body"])]
+    wanted = [row for row in found if num_gpus_of(row["needs_body"])]
     if not wanted:
         return found
-    placed = _placed(wanted, _decoded(offer).num_gpus - _gpus_held(unit.conn, node_id))
+    placed = _placed(wanted, _decoded(offer).num_gpus - num_gpus_given - _gpus_held(unit.conn, node_id))
     if len(placed) == len(wanted):
         return found
     # Sessions that need no GPU overtake sessions that wait for one.
-    others = [n for n, body in unit.conn.execute(_KNOWN) if _num_gpus(body) or not _suits(body, offer)]
-    return [*placed, *queued_rows(unit, limit - len(placed), task_ids, others)]
+    others = [n for n, body in unit.conn.execute(_KNOWN) if num_gpus_of(body) or not _suits(body, offer)]
+    return [*placed, *queued_rows(unit, limit - len(placed), task_ids, others, tenant)]
 
 
 def _left_to_others(unit: Unit, node_id: str, rows: Sequence[sa.RowMapping], offer: str) -> set[int]:
@@ -125,7 +133,7 @@ def _takes_sessions(metrics: str) -> bool:
 def _placed(rows: Sequence[sa.RowMapping], num_free: int) -> Sequence[sa.RowMapping]:
     """The first rows that fit. None overtakes a row that needs more GPUs, which could otherwise wait forever."""
     for at, row in enumerate(rows):
-        num_free -= _num_gpus(row["needs_body"])
+        num_free -= num_gpus_of(row["needs_body"])
         if num_free < 0:
             return rows[:at]
     return rows
@@ -133,11 +141,11 @@ def _placed(rows: Sequence[sa.RowMapping], num_free: int) -> Sequence[sa.RowMapp
 
 def _gpus_held(conn: sa.Connection, node_id: str) -> int:
     """GPUs held by sessions leased to the node."""
-    return sum(_num_gpus(body) * number for body, number in conn.execute(_HELD, {"node": node_id}))
+    return sum(num_gpus_of(body) * number for body, number in conn.execute(_HELD, {"node": node_id}))
 
 
 @lru_cache(maxsize=4096)
-def _num_gpus(body: str | None) -> int:
+def num_gpus_of(body: str | None) -> int:
     return 0 if body is None else msgspec.json.decode(body, type=Needs).num_gpus
 
 

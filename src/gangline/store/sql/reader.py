@@ -17,6 +17,7 @@ from gangline.domain.errors import NotFound
 from gangline.domain.lifecycle import Outcome, SessionState, TaskState
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
+from gangline.domain.tenancy import TenantView
 from gangline.domain.views import (
     AnnotationPage,
     Event,
@@ -36,6 +37,7 @@ from gangline.store.sql.database import Database
 from gangline.store.sql.placing import image_waits, unplaced
 from gangline.store.sql.rows import newest, queue
 from gangline.store.sql.schema import IN_QUEUE, LEASED, QUEUED, WAITING, events, nodes, outbox, sessions, tasks
+from gangline.store.sql.shares import held_back, tenant_views
 
 T = TypeVar("T")
 
@@ -48,7 +50,7 @@ _SUMMARY = [tasks.c[name] for name in _SUMMARY_NAMES]
 _SESSION_NAMES = [name for name in SessionView.__struct_fields__ if name in sessions.c]
 _NODE_NAMES = ("node_id", "url", "capacity", "draining", "first_seen_at", "last_seen_at", "key")
 _EVENT = [events.c[name] for name in Event.__struct_fields__]
-_SESSION = [*(sessions.c[name] for name in _SESSION_NAMES), sessions.c.needs]
+_SESSION = [*(sessions.c[name] for name in _SESSION_NAMES), sessions.c.needs, sessions.c.tenant]
 
 
 class TaskReader:
@@ -221,6 +223,11 @@ class TaskReader:
         with self.database.reading(once=True) as conn:
             return set(conn.scalars(found))
 
+    def tenants(self, name: str | None = None) -> list[TenantView]:
+        """name: only this one."""
+        with self.database.reading() as conn:
+            return tenant_views(conn, self._clock(), name)
+
     def is_forked(self, session_id: str) -> bool:
         """Whether an open task of the same tenant forks the session."""
         forks = sa.select(tasks.c.task_id).where(tasks.c.fork_of == session_id, tasks.c.num_open > 0)
@@ -354,7 +361,8 @@ def _session_views(conn: sa.Connection, query: sa.Select[Any], now: float) -> li
     waiting: Mapping[int, str] = unplaced(conn, now) if is_queued else MappingProxyType({})
     starting = {(row["node_id"], row["needs"]) for row in rows if row["stage"] == "init" and row["needs"]}
     pulls: Mapping[tuple[str, int], str] = image_waits(conn, starting) if starting else MappingProxyType({})
-    return [session_view(row, waiting, pulls) for row in rows]
+    held: Mapping[str, str] = held_back(conn, now) if is_queued else MappingProxyType({})
+    return [session_view(row, waiting, pulls, held.get(row["tenant"])) for row in rows]
 
 
 def _oldest_queued(conn: sa.Connection, now: float, where: Sequence[Any]) -> SessionView | None:
@@ -369,10 +377,11 @@ def session_view(
     row: sa.RowMapping,
     waiting: Mapping[int, str] = MappingProxyType({}),
     pulls: Mapping[tuple[str, int], str] = MappingProxyType({}),
+    held: str | None = None,
 ) -> SessionView:
-    """waiting: see `unplaced`. pulls: see `image_waits`."""
+    """waiting: see `unplaced`. pulls: see `image_waits`. held: see `held_back`."""
     fields: dict[str, Any] = {name: row[name] for name in _SESSION_NAMES}
-    fields["unplaced"] = waiting.get(row["needs"]) if row["state"] == "queued" else None
+    fields["unplaced"] = waiting.get(row["needs"], held) if row["state"] == "queued" else None
     fields["waits_for"] = pulls.get((row["node_id"], row["needs"])) if row["stage"] == "init" else None
     fields["failure"] = None if row["failure"] is None else msgspec.json.decode(row["failure"])
     return msgspec.convert(fields, SessionView)

@@ -13,7 +13,7 @@ from gangline.domain.errors import NotFound
 from gangline.domain.session import SessionResult
 from gangline.domain.views import Event
 from gangline.store.sql.leasing import Standing
-from gangline.store.sql.schema import IN_QUEUE, LEASED, WAITING, events, needs, sessions
+from gangline.store.sql.schema import IN_QUEUE, LEASED, WAITING, events, needs, sessions, tenants
 
 _STANDING = Standing.__struct_fields__
 MANY = 500  # ids in one IN (...): SQLite's limit is far above, PostgreSQL's plans stay small
@@ -31,7 +31,23 @@ _END = (
         sessions.c.attempt == sa.bindparam("of_attempt"),
         sessions.c.fence == sa.bindparam("under"),
     )
-    .returning(sessions.c.node_id)
+    .returning(sessions.c.node_id, sessions.c.tenant, sessions.c.leased_at)
+)
+DAY_S = 86_400
+_of = tenants.c
+_is_today = _of.day == sa.bindparam("today")
+_CHARGE = (
+    sa.update(tenants)
+    .where(_of.name == sa.bindparam("tenant"))
+    .values(
+        clock=_of.clock + sa.bindparam("more_s", type_=sa.Float) / _of.weight,
+        num_leases=_of.num_leases + sa.bindparam("num"),
+        slot_s=_of.slot_s + sa.bindparam("more_s", type_=sa.Float),
+        num_sampled_tokens=_of.num_sampled_tokens + sa.bindparam("more_tokens"),
+        day_slot_s=sa.case((_is_today, _of.day_slot_s), else_=0.0) + sa.bindparam("more_s", type_=sa.Float),
+        day_tokens=sa.case((_is_today, _of.day_tokens), else_=0) + sa.bindparam("more_tokens"),
+        day=sa.bindparam("today"),
+    )
 )
 _DUE = (
     sa.select(sessions.c.position)
@@ -52,11 +68,15 @@ _ADD_EVENTS_LOCKED = sa.text(
 
 
 class Learnt:
-    """What transactions learnt that never changes."""
+    """What transactions learnt, which never changes."""
 
     def __init__(self) -> None:
         self.interned: dict[str, int] = {}
         """See `intern`."""
+        self.is_shared = False
+        self.has_quotas = False
+        self.shares_read_at = 0.0
+        """Unix time at which the two above were read. They change."""
         self.enough: dict[int, int | None] = {}
         """A task's position -> its `enough_sessions`, None where its sessions are never too many."""
 
@@ -73,6 +93,8 @@ class Unit:
         self.callback_expiry_s = callback_expiry_s
         self.events: list[Event] = []
         self.learnt = learnt
+        self.charges = defaultdict[str, list[float]](lambda: [0, 0.0, 0])
+        """tenant -> ended leases, their seconds, their sampled tokens"""
         self.numbered: dict[str, int] = {}
         """Learnt here: see `Learnt.interned`."""
 
@@ -80,7 +102,18 @@ class Unit:
         event = Event(seq=0, at=self.now, kind=kind, task_id=task_id, session_id=session_id, data=data)
         self.events.append(event)
 
+    def charge(self, row: Mapping[Any, Any], num_tokens: int | None = 0) -> None:
+        """Count the lease of a session that ends, for its tenant. row: with its tenant and `leased_at`."""
+        charge = self.charges[row["tenant"]]
+        charge[0] += 1
+        charge[1] += max(0.0, self.now - row["leased_at"])
+        charge[2] += num_tokens or 0
+
     def flush(self) -> None:
+        # Always in this order, after all other rows, so that no two transactions wait for each other.
+        for tenant, (num, slot_s, num_tokens) in sorted(self.charges.items()):
+            used = {"num": num, "more_s": slot_s, "more_tokens": num_tokens, "today": int(self.now // DAY_S)}
+            self.conn.execute(_CHARGE, {"tenant": tenant, **used})
         if not self.events:
             return
         rows = [
@@ -142,18 +175,32 @@ _HEAD = queue(sessions, _NEEDS_BODY).limit(sa.bindparam("many", type_=sa.Integer
 
 
 _SUITED_HEAD = _HEAD.where(sessions.c.needs.not_in(sa.bindparam("unsuited", expanding=True)))
+_OF_TENANT = sessions.c.tenant == sa.bindparam("of_tenant")
+_HEADS = {
+    (False, False): _HEAD,
+    (True, False): _SUITED_HEAD,
+    (False, True): _HEAD.where(_OF_TENANT),
+    (True, True): _SUITED_HEAD.where(_OF_TENANT),
+}
+"""(only suited ones, of one tenant) -> the query"""
 
 
 def queued_rows(
-    unit: Unit, limit: int, task_ids: Sequence[str] | None = None, unsuited: Sequence[int] = ()
+    unit: Unit,
+    limit: int,
+    task_ids: Sequence[str] | None = None,
+    unsuited: Sequence[int] = (),
+    tenant: str | None = None,
 ) -> Sequence[sa.RowMapping]:
     """The head of the queue, without sessions that another transaction is taking; `needs_body` is their Needs as JSON.
 
-    task_ids: only sessions of these tasks; None means all. unsuited: numbers of needs to skip.
+    task_ids: only sessions of these tasks; None means all. unsuited: numbers of needs to skip. tenant: None means all.
     """
-    head = _SUITED_HEAD if unsuited else _HEAD
+    head = _HEADS[bool(unsuited), tenant is not None]
     head = head if task_ids is None else head.where(sessions.c.task_id.in_(task_ids))
-    asked = {"many": limit, "unsuited": unsuited} if unsuited else {"many": limit}
+    asked: dict[str, Any] = {"many": limit}
+    asked |= {"unsuited": unsuited} if unsuited else {}
+    asked |= {} if tenant is None else {"of_tenant": tenant}
     return unit.conn.execute(head, asked).mappings().all()
 
 
@@ -204,10 +251,12 @@ def write_standings(unit: Unit, moved: Sequence[tuple[sa.RowMapping, Standing]],
             unit.conn.execute(_WRITE, {**dict(changed), **columns, "these": positions[start : start + MANY]})
 
 
-def end_leased(unit: Unit, result: SessionResult, changes: Mapping[str, Any], **columns: Any) -> str | None:
-    """Write the end of the session if this attempt holds it, without a look at it. Returns its node."""
+def end_leased(unit: Unit, result: SessionResult, changes: Mapping[str, Any], **columns: Any) -> sa.RowMapping | None:
+    """Write the end of the session if this attempt holds it, without a look at it. Returns its node, tenant and time of
+    its lease.
+    """
     which = {"id": result.session_id, "of_task": result.task_id, "of_attempt": result.attempt, "under": result.fence}
-    return unit.conn.scalar(_END, {**_as_columns(changes), **columns, **which})
+    return unit.conn.execute(_END, {**_as_columns(changes), **columns, **which}).mappings().one_or_none()
 
 
 def _values(standing: Standing) -> dict[str, Any]:

@@ -157,6 +157,24 @@ nodes = sa.Table(
     sa.Column("key", sa.String(32), nullable=False, server_default=""),  # `Principal.node_key` of its token
 )
 
+tenants = sa.Table(
+    "tenants",
+    metadata,
+    sa.Column("name", sa.String(32), primary_key=True),
+    sa.Column("weight", sa.Float, nullable=False, server_default="1"),
+    sa.Column("max_running", sa.Integer),
+    sa.Column("max_queued", sa.Integer),
+    sa.Column("max_slot_s_per_day", sa.Float),
+    sa.Column("max_tokens_per_day", sa.BigInteger),
+    sa.Column("clock", sa.Float, nullable=False, server_default="0"),  # see shares.py
+    sa.Column("num_leases", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("slot_s", sa.Float, nullable=False, server_default="0"),
+    sa.Column("num_sampled_tokens", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("day", sa.Integer, nullable=False, server_default="0"),  # of UTC, to which the next two belong
+    sa.Column("day_slot_s", sa.Float, nullable=False, server_default="0"),
+    sa.Column("day_tokens", sa.BigInteger, nullable=False, server_default="0"),
+)
+
 tokens = sa.Table(
     "tokens",
     metadata,

@@ -23,6 +23,7 @@ from gangline.domain.views import Submitted
 from gangline.store.sql.placing import intern, unserved
 from gangline.store.sql.rows import Unit
 from gangline.store.sql.schema import QUEUED, sessions, tasks, turns
+from gangline.store.sql.shares import admit
 
 MAX_TASK_ID = 123
 """An id has at most 128 characters, and a session's id is its task's plus `.` and at most four digits."""
@@ -39,17 +40,24 @@ def session_id_of(task_id: str, sample_index: int) -> str:
 
 
 def accept(
-    unit: Unit, requests: Sequence[TaskRequest], tenant: str = DEFAULT_TENANT, *, for_nodes: bool = True
+    unit: Unit,
+    requests: Sequence[TaskRequest],
+    tenant: str = DEFAULT_TENANT,
+    *,
+    for_nodes: bool = True,
+    bound: bool = False,
 ) -> list[Submitted]:
     """Accept all of them or none. Submitting the same task again returns the same response.
 
-    for_nodes: whether nodes are to run them; else it is not asked which node could.
-    Raises: Conflict if an id is taken by another task, InvalidRequest if an id is too long, NotFound for a fork of a
-    session that the tenant does not have.
+    for_nodes: whether nodes are to run them; else it is not asked which node could. bound: whether the caller sees
+    nothing of other tenants, so that his tasks fork no session of theirs, nor one to come.
+    Raises: Conflict if an id is taken by another task, InvalidRequest if an id is too long, NotFound for such a
+    fork, QuotaExceeded.
     """
     named = [(request.task_id or new_id("task"), request) for request in requests]
     known = _digests(unit, [task_id for task_id, _ in named], tenant)
-    _refuse_foreign_forks(unit, requests, tenant)
+    if bound:
+        _refuse_foreign_forks(unit, requests, tenant)
     fresh: list[tuple[str, TaskRequest, str]] = []
     answers: list[Submitted] = []
     for task_id, request in named:
@@ -62,6 +70,7 @@ def accept(
         answers.append(Submitted(task_id=task_id, session_ids=session_ids, created=created))
     numbers = intern(unit, {needs_of(request) for _, request in named})
     if fresh:
+        admit(unit, tenant, sum(request.num_samples for _, request, _ in fresh))
         _insert(unit, fresh, numbers, tenant)
     waiting = unserved(unit.conn, unit.now, numbers if for_nodes else ())
     placed = [

@@ -30,6 +30,7 @@ from gangline.store.sql.nodes import claim, hear, renew, touch_node
 from gangline.store.sql.reader import TaskReader, session_view, task_view
 from gangline.store.sql.rows import Learnt, Unit, admit_ready, locked_rows, one_row, rows_named, standing_of
 from gangline.store.sql.schema import LEASED, meta, sessions
+from gangline.store.sql.shares import set_tenant
 from gangline.store.sql.submitting import MAX_TASK_ID, accept, session_id_of
 
 __all__ = ["MAX_TASK_ID", "TaskStore", "session_id_of"]
@@ -43,6 +44,8 @@ def _nobody(_events: Sequence[Event]) -> None:
 
 class TaskStore(TaskReader):
     """Reads and writes. Methods block; on an event loop: `await store.run(store.lease, ...)`.
+
+    Long because it has every change of a session.
 
     target: see `Database`. clock: Unix time, UTC, seconds. lease_s: duration of a lease and of each renewal.
     callback_expiry_s: how long a callback is tried. retry_base_s: pause of a session after the first attempt that
@@ -93,13 +96,15 @@ class TaskStore(TaskReader):
     # For users.
 
     @repeated
-    def submit(self, requests: Sequence[TaskRequest], tenant: str = DEFAULT_TENANT) -> list[Submitted]:
+    def submit(
+        self, requests: Sequence[TaskRequest], tenant: str = DEFAULT_TENANT, bound: bool = False
+    ) -> list[Submitted]:
         """Accept all of them or none. Submitting the same task again returns the same response.
 
         Raises: as `accept`.
         """
         with self._unit() as unit:
-            return accept(unit, requests, tenant)
+            return accept(unit, requests, tenant, bound=bound)
 
     @repeated
     def cancel_task(self, task_id: str) -> TaskView:
@@ -139,6 +144,17 @@ class TaskStore(TaskReader):
             elif found != value:
                 unit.conn.execute(sa.update(meta).where(is_it).values(value=value))
             return value
+
+    @repeated
+    def set_tenant(self, name: str, changes: Mapping[str, float | None]) -> None:
+        """Set its weight and quotas. changes: columns that change."""
+        with self._unit() as unit:
+            set_tenant(unit, name, changes)
+
+    @property
+    def has_quotas(self) -> bool:
+        """Whether there were quotas when a node last asked for work."""
+        return self._learnt.has_quotas
 
     # For nodes.
 

@@ -22,7 +22,7 @@ from gangline.domain.errors import GanglineError, ServerUnavailable, StoreError
 from gangline.domain.lifecycle import Outcome, SessionState, TaskState
 from gangline.domain.session import Grading, Heartbeat, HeartbeatReply, KeptTurns, Lease, SessionResult, Turns
 from gangline.domain.task import EvaluatorSpec, SamplingPolicy, TaskRequest
-from gangline.domain.tenancy import NewToken, TokenList, TokenView
+from gangline.domain.tenancy import NewToken, TenantList, TenantView, TokenList, TokenView
 from gangline.domain.tokens import encode_msgpack
 from gangline.domain.views import (
     Annotation,
@@ -251,6 +251,14 @@ class ServerClient(CallerSessions):
 
     async def revoke_token(self, token_id: str) -> TokenView:
         return await self.request_json("DELETE", f"/v1/tokens/{token_id}", TokenView)
+
+    async def tenants(self) -> tuple[TenantView, ...]:
+        return (await self.request_json("GET", "/v1/tenants", TenantList)).tenants
+
+    async def set_tenant(self, name: str, **changes: Any) -> TenantView:
+        """changes: as in the body of `POST /v1/tenants/{tenant}`."""
+        body = msgspec.json.encode(changes)
+        return await self.request_json("POST", f"/v1/tenants/{name}", TenantView, body=body)
 
     async def page_link(self, *, read_only: bool = False) -> PageLink:
         """A link that signs one browser in to the web page. read_only: it cannot change anything. Raises: TooMany."""
