@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from gangline.server.access import Gate
+from gangline.server.access import Guard
 from gangline.server.parts import ServerPart, ServerPlace, server_parts
 from gangline.server.routes.annotations import AnnotationRoutes
 from gangline.server.routes.events import EventRoutes
@@ -79,7 +79,7 @@ def create_app(
         max_result_bytes=max_result_bytes,
         keep_alive_s=keep_alive_s,
     )
-    door = Door(control_token, names or OwnNames(), actions, visitors, Gate(service))
+    door = Door(control_token, names or OwnNames(), actions, visitors, Guard(service))
     app = web.Application(middlewares=[service.metrics.middleware()])
     app.add_routes([*door.served(routes), door.beyond()])
 

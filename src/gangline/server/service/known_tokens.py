@@ -10,7 +10,7 @@ from secrets import token_hex
 from gangline.domain.tenancy import Principal
 from gangline.domain.views import NodeView
 from gangline.store.sql.tasks import TaskStore
-from gangline.store.sql.tokens import Known, Tokens, digest_of, node_secret, token_of
+from gangline.store.sql.tokens import Opening, Tokens, digest_of, node_secret, token_of
 
 KNOWN_FOR_S = 2.0
 """Seconds after which they are read again: how long a token that another server revoked still opens something."""
@@ -28,7 +28,7 @@ class KnownTokens:
         self._control_token = control_token
         self._root = ""
         self._clock = clock
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, Opening] = {}
         self._read_at = float("-inf")
         self._reading = asyncio.Lock()
 
@@ -63,7 +63,7 @@ class KnownTokens:
         """Reads them again."""
         await self._read(0.0)
 
-    def _is_valid(self, known: Known) -> bool:
+    def _is_valid(self, known: Opening) -> bool:
         return known.until is None or self._clock() < known.until
 
     async def _read(self, older_than_s: float) -> None:

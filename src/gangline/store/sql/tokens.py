@@ -43,7 +43,7 @@ def digest_of(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-class Known(msgspec.Struct, frozen=True):
+class Opening(msgspec.Struct, frozen=True):
     """A digest that opens something."""
 
     principal: Principal
@@ -63,16 +63,16 @@ class Tokens:
             rows = conn.execute(sa.select(tokens).order_by(tokens.c.created_at, tokens.c.token_id)).mappings()
             return [_view(row) for row in rows]
 
-    def known(self) -> dict[str, Known]:
+    def known(self) -> dict[str, Opening]:
         """Digest -> what it opens, for all tokens that are not revoked."""
-        found: dict[str, Known] = {}
+        found: dict[str, Opening] = {}
         with self.database.reading(once=True) as conn:
             for row in conn.execute(sa.select(tokens).where(_ALIVE)).mappings():
                 ends = [row["expires_at"], row["grace_until"]]
-                found[row["digest"]] = Known(_principal(row, row["number"]), row["expires_at"])
+                found[row["digest"]] = Opening(_principal(row, row["number"]), row["expires_at"])
                 if row["old_digest"] is not None:
                     earliest = min(end for end in ends if end is not None)
-                    found[row["old_digest"]] = Known(_principal(row, row["number"] - 1), earliest)
+                    found[row["old_digest"]] = Opening(_principal(row, row["number"] - 1), earliest)
         return found
 
     @repeated

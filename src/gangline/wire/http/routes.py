@@ -183,7 +183,7 @@ json_route = partial(Route, answer_types=(JSON,), password_too=True)
 """Route in the form of another system, which uses only JSON."""
 
 
-class Tokens(Protocol):
+class OtherTokens(Protocol):
     """Tokens beside the control token, and what they open."""
 
     async def known(self, token: str) -> Principal | None: ...
@@ -209,7 +209,7 @@ class Door:
         names: OwnNames,
         actions: Actions | None = None,
         visitors: Visitors | None = None,
-        tokens: Tokens | None = None,
+        tokens: OtherTokens | None = None,
     ) -> None:
         self._tokens = tokens
         self._expected = None if control_token is None else control_token.encode()
