@@ -17,7 +17,7 @@ Tenant = Annotated[str, msgspec.Meta(pattern=TENANT_PATTERN)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
-class TokenRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NewTokenRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of `POST /v1/tokens`."""
 
     role: Role
@@ -46,7 +46,7 @@ class TokenRoutes:
         return answer(request, TokenList(tokens=tuple(await tokens.database.query(tokens.all))))
 
     async def create(self, request: web.Request) -> web.Response:
-        wanted, now, tokens = await read_record(request, TokenRequest), time.time(), self._service.tokens.stored
+        wanted, now, tokens = await read_record(request, NewTokenRequest), time.time(), self._service.tokens.stored
         new = (wanted.role, wanted.tenant, wanted.note, _at(now, wanted.expires_in_s), now)
         return await self._changed(request, await tokens.database.run(tokens.create, *new))
 
@@ -74,7 +74,7 @@ class TokenRoutes:
             Route("GET", "/v1/tokens", self.listed, "Tokens, without their secrets.", answer=TokenList,
                   errors=(401, 403)),
             Route("POST", "/v1/tokens", self.create, "Create a token. Its secret is in this answer alone.",
-                  body=TokenRequest, answer=NewToken, errors=(400, 401, 403)),
+                  body=NewTokenRequest, answer=NewToken, errors=(400, 401, 403)),
             Route("POST", f"{one}/rotate", self.rotate, "Give a token a new secret.", body=RotateRequest,
                   answer=NewToken, errors=(*errors, 409)),
             Route("DELETE", one, self.revoke, "Revoke a token.", answer=TokenView, errors=errors),

@@ -10,7 +10,7 @@ from secrets import token_hex
 from gangline.domain.tenancy import Principal
 from gangline.domain.views import NodeView
 from gangline.store.sql.tasks import TaskStore
-from gangline.store.sql.tokens import Opening, Tokens, digest_of, node_secret, token_of
+from gangline.store.sql.tokens import Opening, StoredTokens, digest_of, node_secret, token_of
 
 KNOWN_FOR_S = 2.0
 """Seconds after which they are read again: how long a token that another server revoked still opens something."""
@@ -23,7 +23,7 @@ class KnownTokens:
     """Bound to one event loop. control_token: also that of nodes without a token of their own."""
 
     def __init__(self, store: TaskStore, control_token: str | None, *, clock: Callable[[], float] = time.time) -> None:
-        self.stored = Tokens(store.database, self._node_secret)
+        self.stored = StoredTokens(store.database, self._node_secret)
         self._store = store
         self._control_token = control_token
         self._root = ""

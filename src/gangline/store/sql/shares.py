@@ -63,7 +63,7 @@ def shared_rows(
     """The sessions that a node with this offer is to run next. task_ids: only of these tasks, whoever's they are."""
     if task_ids is not None or not is_shared(unit):
         return suited_rows(unit, node_id, limit, task_ids, offer)
-    waiting = [_Share(row, unit.now) for row in unit.conn.execute(_IN_QUEUE).mappings()]
+    waiting = [_Portion(row, unit.now) for row in unit.conn.execute(_IN_QUEUE).mappings()]
     known = [share.mean_s for share in waiting if share.mean_s]
     usual_s = sum(known) / len(known) if known else 1.0
     found: dict[str, Sequence[sa.RowMapping]] = {}
@@ -85,7 +85,7 @@ def shared_rows(
     return [row for rows in found.values() for row in rows][:limit]
 
 
-class _Share:
+class _Portion:
     """What one tenant may still get."""
 
     def __init__(self, row: sa.RowMapping, now: float) -> None:
@@ -102,7 +102,7 @@ class _Share:
             self.room = 0
 
 
-def _allotted(shares: Sequence[_Share], limit: int, usual_s: float) -> Counter[str]:
+def _allotted(shares: Sequence[_Portion], limit: int, usual_s: float) -> Counter[str]:
     """How many of the next sessions each gets: one after the other to the lowest clock."""
     given = Counter[str]()
     heap = [(share.clock, share.name, share) for share in shares if share.room != 0]

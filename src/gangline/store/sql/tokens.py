@@ -51,7 +51,7 @@ class Opening(msgspec.Struct, frozen=True):
     """Unix time; None: no end is known."""
 
 
-class Tokens:
+class StoredTokens:
     """Methods block; on an event loop use `database.run` and `database.query`. node_secret: key -> secret."""
 
     def __init__(self, database: Database, node_secret: Callable[[str], str]) -> None:
