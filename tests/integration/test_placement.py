@@ -409,13 +409,13 @@ def test_a_store_of_version_3_is_opened_and_its_sessions_run_anywhere(tmp_path: 
     with TaskStore(target) as store:
         store.submit([of("d", "docker")])
         with store.database.writing() as conn:
+            make_older(conn, 3)
             conn.exec_driver_sql("DROP INDEX sessions_in_queue")
             conn.exec_driver_sql("ALTER TABLE sessions DROP COLUMN needs")
             conn.exec_driver_sql("ALTER TABLE nodes DROP COLUMN offer")
             conn.exec_driver_sql("DROP TABLE needs")
             conn.exec_driver_sql("DROP INDEX tasks_by_fork")
             conn.exec_driver_sql("ALTER TABLE tasks DROP COLUMN fork_of")
-            make_older(conn, 3)
             old = "CREATE INDEX sessions_in_queue ON sessions (priority DESC, turn, position) WHERE state = 'queued'"
             conn.exec_driver_sql(f"{old} AND ready_at IS NULL")
     with TaskStore(target) as store:
