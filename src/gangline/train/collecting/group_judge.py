@@ -30,8 +30,7 @@ from gangline.domain.task import TaskRequest
 from gangline.domain.views import Submitted, TaskView
 from gangline.grading.answers import without_thoughts
 from gangline.grading.models.endpoint import Endpoint
-from gangline.grading.models.judge import cut_to_fit
-from gangline.grading.models.verdicts import Form
+from gangline.grading.models.judge import Form, cut_to_fit
 from gangline.grading.transcript import chat_messages, last_answer
 from gangline.machine.event_loop import call_all
 from gangline.rows.measured import why_not_measured
