@@ -23,7 +23,7 @@ from gangline.cli.commands import COMMANDS, load_command
 from gangline.cli.machine import config, doctor, harness, harness_check, image
 from gangline.cli.machine.checks import Check
 from gangline.cli.results import audit, drift, session_view
-from gangline.cli.service import actions, backend, drain, gate
+from gangline.cli.service import actions, backend, drain, gate, tokens
 from gangline.cli.tasks import submit
 from gangline.cli.terminal import views
 from gangline.cli.terminal.output import console
@@ -31,6 +31,7 @@ from gangline.cli.terminal.tables import Column, FactTable, prose
 from gangline.domain.errors import Failure
 from gangline.domain.node_views import BackendView, GateState, NodeStatus
 from gangline.domain.session import SessionResult
+from gangline.domain.tenancy import TenantView, TokenView
 from gangline.domain.views import ServiceStatus, SessionView, TaskSummary, TaskView
 from gangline.domain.weight_updates import GateUpdate
 from gangline.rows.drift import DriftReport
@@ -96,6 +97,14 @@ def nodes(module: Any, command: Callable[[], None], answer: Any) -> Print:
 
     def run(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "ask_nodes", ask_nodes)
+        command()
+
+    return run
+
+
+def answered(command: Callable[[], None], answer: Any) -> Print:
+    def run(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tokens, "_ask", lambda *_: answer)
         command()
 
     return run
@@ -195,6 +204,8 @@ def _fields(kind: Any, **changes: Any) -> Any:
     return msgspec.structs.replace(filled(kind), **changes)
 
 
+ENDS = ("expires_at", "revoked_at", "grace_until")
+
 PRINTED: dict[str, Print] = {
     "submit": lambda _: submit._show(filled(TaskView)),  # pyright: ignore[reportPrivateUsage]
     "status": shown(lambda: views.status_view(filled(ServiceStatus), [filled(TaskSummary)] * 2)),
@@ -206,6 +217,8 @@ PRINTED: dict[str, Print] = {
     "gate updates": nodes(gate, gate.updates, [filled(GateUpdate)]),
     "backend list": nodes(backend, backend.show, [_fields(BackendView, backend_id="b17")]),
     "actions": shown(lambda: actions._table([filled(Action)])),  # pyright: ignore[reportPrivateUsage]
+    "tokens list": answered(tokens.list_tokens, [_fields(TokenView, created_at=1764500000.0, **dict.fromkeys(ENDS))]),
+    "tenants list": answered(tokens.list_tenants, [filled(TenantView)]),
     "drift": shown(lambda: drift._groups_table({ID: filled(DriftReport)}, "session")),  # pyright: ignore[reportPrivateUsage]
     "audit": printed(audit.print_audit, ID, AUDIT),
     "doctor": lambda _: doctor._print([_fields(Check, found=f"{PATH} is not there", advice=f"make {PATH}")]),  # pyright: ignore[reportPrivateUsage]
@@ -234,6 +247,7 @@ NO_TABLE = {
     *("init", "up", "down", "cancel", "open", "logs", "export", "fork", "vet", "engine", "server", "node"),
     *("cluster", "serve", "serve-agent", "tasks show", "tasks from", "preset show", "preset tasks", "image build"),
     *("image prune", "image prefetch", "harness install", "harbor connect"),
+    *("tokens create", "tokens rotate", "tokens revoke", "tenants set"),
 }
 """Commands that print lines."""
 SAME_TABLE = {

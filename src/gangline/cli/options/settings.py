@@ -47,15 +47,16 @@ def _table(name: str, *without: str) -> tuple[str, ...]:
 
 
 _PANELS = {
-    "Engines": "engines engines_later tokenizer engine_kind engine_options engine_wait_s engine_key_env role_engines "
-    "affinity_slack session_places session_places_wait_s capture sampling template_kwargs call_limits",
+    "Engines": "engines engines_later tokenizer engine_kind engine_options engine_wait_s engine_key_env role_engines",
+    "Model calls": "capture sampling template_kwargs call_limits affinity_slack session_places session_places_wait_s",
     "Addresses": "host port public_url allowed_hosts no_token server_url",
     "Storage": "data_dir database_url results keep_days keep_gb disk_reserve_gib checkpoint_gib checkpoint_hold_s",
-    "Sandboxes": "runtimes networks labels warm_sandboxes warm_memory_gib warm_age_s",
+    "Sandboxes": "runtimes networks labels pull pulls_at_once image_cache_gb warm_sandboxes warm_memory_gib warm_age_s",
     "Work at a time": "run_slots ready_slots init_workers prewarm_workers postrun_workers",
     "Grading and tools": "grader_engines reward_functions search_sources mcp_servers hooks hook_timeout_s",
     "Faults": "breaker_faults breaker_pause_s stuck_after_s adopt_grace_s",
-    "Cluster": "on_cluster ray_address num_nodes node_cpus node_resources node_data",
+    "Cluster": "on_cluster ray_address num_nodes max_nodes min_nodes shrink_after_s drain_timeout_s node_cpus "
+    "node_resources node_data",
 }
 """Panel of `--help` -> names of settings. All others are under Options."""
 
