@@ -250,8 +250,8 @@ def task(**fields: Any) -> TaskRequest:
         ({"environments": {"g": {"kind": "gimnasium"}}}, "gymnasium"),
         ({"environments": {"g": {"kind": "textarena", "config": {"id": "x", "num_players": 2}}}}, "opponent"),
         (
-            {"environments": {"g": vault()}, "agent": {"harness": "shell", "settings": {"command": "true"}}},
-            "'shell' has no way",
+            {"environments": {"g": vault()}, "agent": {"harness": "mini_swe_agent"}},
+            "'mini_swe_agent' has no way",
         ),
     ],
 )
@@ -263,6 +263,10 @@ def test_mistakes_are_named_at_submit(fields: dict[str, Any], why: str) -> None:
 def test_a_question_needs_no_tools_of_the_harness() -> None:
     question = {"kind": "reasoning_gym", "config": {"dataset": "basic_arithmetic"}}
     check_task(task(environments={"q": question}, agent={"harness": "shell", "settings": {"command": "true"}}))
+
+
+def test_a_program_of_your_own_may_have_an_environment_with_tools() -> None:
+    check_task(task(environments={"g": vault()}, agent={"harness": "shell", "settings": {"command": "true"}}))
 
 
 async def test_calls_that_run_at_the_agents_end_are_ended(tmp_path: Path) -> None:

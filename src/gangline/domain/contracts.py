@@ -27,8 +27,9 @@ from gangline.domain.session import HarnessExit
 from gangline.domain.task import McpServer, NetworkPolicy, TaskRequest
 from gangline.domain.trajectory import Trajectory
 
-Capability = Literal["mcp_servers", "skills"]
-"""A field of `AgentSpec` that only some harnesses support."""
+Capability = Literal["mcp_servers", "skills", "environments"]
+"""A field of `AgentSpec` that only some harnesses support; `environments`: its program itself calls the tools of the
+task's environments, at `BASE_URL/mcp/NAME`."""
 
 
 class HarnessContext(msgspec.Struct, frozen=True, kw_only=True):

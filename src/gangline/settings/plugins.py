@@ -387,10 +387,10 @@ def _check_environments(task: TaskRequest, harness: Harness) -> None:
             raise InvalidRequest(f"environments.{name}: {error.message}") from error
         if spec.runtime is not None:
             _check_runtime(spec.runtime, f"environments.{name}.runtime")
-        if kind.offers_tools and "mcp_servers" not in _taken(harness):
+        if kind.offers_tools and not _taken(harness) & {"mcp_servers", "environments"}:
             raise InvalidRequest(
                 f"environments.{name}: harness {task.agent.harness!r} has no way to give its program an environment's "
-                "tools: choose one that takes `mcp_servers` (`gangline harness list`)."
+                "tools: choose one that takes `mcp_servers` or `environments` (`gangline harness list`)."
             )
 
 

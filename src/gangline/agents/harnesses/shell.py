@@ -21,7 +21,7 @@ from gangline.agents.harnesses.shared.environment import (
 )
 from gangline.agents.harnesses.shared.evidence import describe_exit
 from gangline.agents.harnesses.shared.missing_module import advice_on_import
-from gangline.domain.contracts import HarnessContext, HarnessVerdict, Launch
+from gangline.domain.contracts import Capability, HarnessContext, HarnessVerdict, Launch
 from gangline.domain.errors import HarnessError
 from gangline.domain.sandbox import ExecResult
 from gangline.domain.task_values import Argv, Line, file_path
@@ -67,6 +67,7 @@ class ShellHarness:
     """Runs `config.command` in the runtime's working folder."""
 
     name: ClassVar[str] = "shell"
+    takes: ClassVar[frozenset[Capability]] = frozenset({"environments"})
     Config: ClassVar[type[BaseModel]] = ShellConfig
 
     def __init__(self, config: ShellConfig) -> None:
