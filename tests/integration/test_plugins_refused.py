@@ -207,6 +207,11 @@ def test_a_module_that_the_package_does_not_have_is_named(site: Site) -> None:
     assert "tool `mine` has no module my_plug_" in refusal("tool")
 
 
+def test_an_import_that_fails_without_a_modules_name_is_told_in_its_own_words(site: Site) -> None:
+    site.install("tool", "raise ModuleNotFoundError('Could not import Processor')\n" + good("tool"))
+    assert "tool `mine` cannot be imported: ModuleNotFoundError: Could not import Processor" in refusal("tool")
+
+
 def test_a_name_of_two_packages_is_nobodys(site: Site) -> None:
     site.install("reward", good("reward"), package="one")
     site.install("reward", good("reward"), package="two")

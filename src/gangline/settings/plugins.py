@@ -158,12 +158,11 @@ def _imported(kind: Kind, entry: EntryPoint) -> Any:
     """Raises: InvalidRequest for any error during the module's import."""
     try:
         return entry.load()
-    except ModuleNotFoundError as error:
-        module = error.name or ""
-        if f"{entry.module}.".startswith(f"{module}.") and not _is_ours(entry):
-            raise InvalidRequest(_refused(kind, entry, f"has no module {module}")) from error
-        raise InvalidRequest(_missing(kind, entry, module)) from error
     except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and (module := error.name):  # libraries raise it without one, too
+            if f"{entry.module}.".startswith(f"{module}.") and not _is_ours(entry):
+                raise InvalidRequest(_refused(kind, entry, f"has no module {module}")) from error
+            raise InvalidRequest(_missing(kind, entry, module)) from error
         if _is_ours(entry):
             raise
         raise InvalidRequest(_refused(kind, entry, f"cannot be imported: {type(error).__name__}: {error}")) from error
