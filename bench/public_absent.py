@@ -17,10 +17,9 @@ LEFT_OUT = {"matplotlib", "mpl_toolkits", "nltk", "sympy"}
 class Absent(ModuleType):
     """A module, or a name in one."""
 
-    __path__: tuple[str, ...] = ()
-
     def __init__(self, name: str = "absent", *_: Any) -> None:
         super().__init__(name)
+        self.__path__ = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

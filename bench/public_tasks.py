@@ -22,7 +22,7 @@ MOST = 4000
 
 def spell(split: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """A dataset of its own for each split, of which each word is asked once, in whatever case."""
-    import reasoning_gym  # noqa: PLC0415 - of the environments' Python
+    import reasoning_gym  # noqa: PLC0415  # pyright: ignore[reportMissingImports] - of the environments' Python
 
     dataset = reasoning_gym.create_dataset("spell_backward", seed=SPELL_SEEDS[split], size=MOST, **SPELL)
     for index in range(MOST):
@@ -32,7 +32,7 @@ def spell(split: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def secretary(split: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Games of other seeds; the values that it will show make a game unique."""
-    import textarena  # noqa: PLC0415 - of the environments' Python
+    import textarena  # noqa: PLC0415  # pyright: ignore[reportMissingImports] - of the environments' Python
 
     for seed in range(FIRST_GAME[split], FIRST_GAME[split] + MOST):
         game = textarena.make("Secretary-v0", **SECRETARY)
