@@ -7,8 +7,10 @@ import io
 from typing import Any
 
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
 
+from gangline.cli.tasks.watch_view import Picture
+from gangline.cli.tasks.watching import Watched
 from gangline.cli.terminal.views import node_state, status_view
 from gangline.cli.terminal.waiting import reasons_to_wait, waits_told
 from gangline.domain.errors import DiskFull, ServerUnavailable, StoreError
@@ -84,6 +86,7 @@ QUEUED = {"queued": 4}
         (status(sessions={"ended": 4}), []),
         (status(sessions=QUEUED, nodes=(node(),)), []),
         (status(sessions=QUEUED), ["No node has joined: start one with `gangline node`. Queued sessions: 4."]),
+        (status(sessions=QUEUED, tenant="vision"), []),
         (
             status(sessions=QUEUED, nodes=(node(),), unplaced={"no node has docker": 4}),
             ["No node can run queued sessions (4): no node has docker."],
@@ -98,6 +101,15 @@ QUEUED = {"queued": 4}
 )
 def test_whoever_waits_hears_why(found: ServiceStatus, told: list[str]) -> None:
     assert list(reasons_to_wait(found)) == told
+
+
+def test_a_tenant_is_shown_no_nodes_rather_than_told_to_start_one() -> None:
+    for found, is_told in ((status(), True), (status(tenant="vision"), False)):
+        watched = Watched()
+        watched.status = found
+        for shown in (drawn(status_view(found, [])), drawn(Picture(watched))):
+            assert "tasks: none" in shown
+            assert ("No node has joined" in shown) is is_told
 
 
 async def test_each_reason_is_said_once_and_again_when_it_comes_back() -> None:
@@ -121,9 +133,9 @@ async def test_each_reason_is_said_once_and_again_when_it_comes_back() -> None:
 SPEED = {"first_token_s": 8.0, "waits_s": 0.0, "reply_s": 9.0, "tokens_per_s": 2.5, "num_queued": 3}
 
 
-def drawn(found: ServiceStatus) -> str:
+def drawn(found: RenderableType) -> str:
     console = Console(width=200, file=io.StringIO())
-    console.print(status_view(found, []))
+    console.print(found)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -134,7 +146,7 @@ def test_status_shows_engines_disk_and_the_largest_sandboxes() -> None:
     frozen = {**HEALTHY, "url": "http://b:1", "speed": {**SPEED, "first_token_s": None, "waits_s": 31.0}}
     metrics = {"sandbox_memory_bytes": 3.0 * 2**30, "memory_bytes": 8.0 * 2**30, "disk_free_bytes": 2.0**30}
     metrics |= {"takes_bytes_leak.0": 1.5 * 2**30, "takes_cpus_leak.0": 0.25, "orphans": 2.0}
-    shown = drawn(status(nodes=(node(backends=(slow, frozen), metrics=metrics),)))
+    shown = drawn(status_view(status(nodes=(node(backends=(slow, frozen), metrics=metrics),)), []))
     lines = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
     for text in ("3.0 GiB of 8.0 GiB", "1.0 GiB", "orphaned folders of sandboxes: 2 (gangline doctor)"):
         assert text in lines["n"]
@@ -161,4 +173,4 @@ def waiting(**changes: Any) -> SessionView:
 )
 def test_status_says_what_waits_longest_and_why(oldest: dict[str, Any], nodes: Any, why: str) -> None:
     found = status(at=50.0, nodes=nodes, oldest_queued=waiting(**oldest))
-    assert f"waits longest: t.0 has waited 40 s: {why}" in drawn(found)
+    assert f"waits longest: t.0 has waited 40 s: {why}" in drawn(status_view(found, []))

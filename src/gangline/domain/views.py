@@ -227,6 +227,8 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Queued sessions that wait after an infrastructure fault."""
     result_bytes: int = 0
     """Bytes of all stored results."""
+    tenant: str = ""
+    """Whose tasks alone it shows, without nodes and callbacks; empty: the whole service."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):

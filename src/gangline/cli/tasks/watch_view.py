@@ -58,7 +58,7 @@ class Picture:
         yield top
         height = options.height or _UNBOUNDED
         num_top = len(console.render_lines(top, options.update(height=None)))
-        if not status.nodes:
+        if not status.nodes and not status.tenant:
             yield Text("No node has joined: start one with `gangline node`.", style="yellow")
             num_top += 1
         sections = [section for section in _sections(self._watched) if section.rows]

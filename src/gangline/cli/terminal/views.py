@@ -287,5 +287,6 @@ def status_view(status: ServiceStatus, tasks: Sequence[TaskSummary]) -> Renderab
     waiting = [Text(f"unplaced: {number} queued: {why}", style="yellow") for why, number in status.unplaced.items()]
     waiting += [*oldest_line(status), *(Text(line, style="yellow") for line in slow_updates(status.nodes))]
     engines = [Text(), engines_table(status.nodes)] if any(node.backends for node in status.nodes) else []
-    parts = [Text(), nodes_table(status.nodes), *engines, *sandboxes_table(status.nodes)]
+    nodes = [] if status.tenant else [Text(), nodes_table(status.nodes)]
+    parts = [*nodes, *engines, *sandboxes_table(status.nodes)]
     return Group(lines, stages_line(status), *waiting, *parts, Text(), groups_table(tasks))

@@ -23,7 +23,7 @@ def reasons_to_wait(status: ServiceStatus) -> Iterator[str]:
     num_queued = status.sessions.get("queued", 0)
     if not num_queued + status.sessions.get("leased", 0):
         return
-    if not status.nodes:
+    if not status.nodes and not status.tenant:
         yield f"No node has joined: start one with `gangline node`. Queued sessions: {num_queued}."
     for why, number in status.unplaced.items():
         yield f"No node can run queued sessions ({number}): {why}."

@@ -205,6 +205,7 @@ class TaskReader:
                 demand=states["leased"] - draining + states["queued"] - max(0, sum(unplaced.values()) - 1),
                 num_waiting=_count(conn, sessions, WAITING, *mine),
                 result_bytes=int(conn.scalar(sa.select(sa.func.sum(tasks.c.result_bytes)).where(*my_tasks)) or 0),
+                tenant=tenant or "",
             )
 
     def tenant_of_task(self, task_id: str) -> str | None:

@@ -26,7 +26,7 @@ function Standing({ status, tasks, isCut, sessions }) {
     <${Figures} status=${status} sessions=${sessions} />
     <${Waiting} status=${status} sessions=${sessions} />
     <${Failures} sessions=${sessions} />
-    <${Nodes} nodes=${status.nodes} />
+    ${!status.tenant && html`<${Nodes} nodes=${status.nodes} />`}
     ${tasks.length > 0 && html`<${Tasks} tasks=${tasks} isCut=${isCut} now=${status.at} />`}
     ${sessions.length > 0 && html`<${Sessions} sessions=${sessions.slice(0, SHOWN_SESSIONS)} now=${status.at} />`}`;
 }

@@ -341,6 +341,7 @@ export interface ServiceStatus {
   nodes: NodeView[];
   num_waiting: number;
   result_bytes: number;
+  tenant: string;
 }
 
 export interface ForkNode {
