@@ -36,11 +36,13 @@ def test_nothing_on_stdin_is_called_nothing(text: str) -> None:
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_wrong_token_is_told_as_the_command_line_takes_it(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    said = Unauthorized("the control token is missing or wrong; send `Authorization: Bearer TOKEN`.")
+    said = Unauthorized("the token is missing, wrong, expired or revoked; send `Authorization: Bearer TOKEN`.")
     assert report(said, as_json=as_json) == Exit.UNAUTHORIZED
     out, err = capsys.readouterr()
     assert "GANGLINE_TOKEN" in err
     assert "--data" in err
+    assert "revoked" in err
+    assert "control token" not in err, "a tenant has another, and must not ask for it"
     assert "Bearer" not in out + err
     assert ("GANGLINE_TOKEN" in out) is as_json
 

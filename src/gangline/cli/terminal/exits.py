@@ -45,7 +45,7 @@ EXPLAINED: dict[Exit, str] = {
     Exit.UNREACHABLE: "no service is running, or the server, the engine or the Ray cluster does not answer",
     Exit.NOT_FOUND: "no such task or session",
     Exit.CONFLICT: "a task's id, a node's id or a data folder is already in use",
-    Exit.UNAUTHORIZED: "the control token is missing or wrong",
+    Exit.UNAUTHORIZED: "the token is missing, wrong, expired or revoked",
     Exit.INTERRUPTED: "ended by Ctrl-C",
     Exit.TERMINATED: "ended by SIGTERM or SIGHUP",
 }
@@ -65,8 +65,8 @@ _BY_TYPE: tuple[tuple[type[GanglineError], Exit], ...] = (
 
 
 _TOKEN = (
-    "the control token is missing or wrong. Set GANGLINE_TOKEN to that of the service, or name the data folder of the "
-    "service with --data, which has it."
+    "the token is missing, wrong, expired or revoked. Set GANGLINE_TOKEN to one of the service (a node takes only "
+    "the one that it was started with), or name the data folder of the service with --data."
 )
 """Replaces the server's message for HTTP clients."""
 

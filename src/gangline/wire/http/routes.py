@@ -279,7 +279,7 @@ class Door:
         visitor = None if given or self._visitors is None else self._visitors.visitor(request)
         if visitor is None or not (self._tokens is None or await self._tokens.still(visitor.principal)):
             raise Unauthorized(
-                "the control token is missing or wrong; send `Authorization: Bearer TOKEN`. "
+                "the token is missing, wrong, expired or revoked; send `Authorization: Bearer TOKEN`. "
                 "A browser is signed in with `gangline open`."
             )
         VISITOR.set(visitor.name)
