@@ -58,12 +58,12 @@ def gangline(
     )
 
 
-def gangline_here(*arguments: object) -> subprocess.CompletedProcess[str]:
+def gangline_here(*arguments: object, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """The same in this process, for many cases of a command that only reads and prints: each start takes a second."""
     words = [str(one) for one in arguments]
     out, errors = io.StringIO(), io.StringIO()
     with (
-        mock.patch.dict(os.environ, clean_environment(), clear=True),
+        mock.patch.dict(os.environ, clean_environment(**(env or {})), clear=True),
         redirect_stdout(out),
         redirect_stderr(errors),
         pytest.raises(SystemExit) as ended,
