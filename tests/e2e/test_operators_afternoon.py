@@ -110,7 +110,7 @@ class Site:
         self._stack.callback(serving.end)
         return serving
 
-    def start_server(self, port: int | str) -> Serving:
+    def start_server(self, port: int | None) -> Serving:
         where = ("--data", self.folder / "data", "--database", self.database, "--results", self.folder / "results")
         return self.start("server", *where, "--port", port)
 
