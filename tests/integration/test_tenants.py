@@ -197,6 +197,24 @@ async def test_a_session_that_a_caller_runs_bears_his_tenants_name(fleet: Fleet)
     assert (await fleet.ask("beta", "submit", "POST /v1/sessions/alpha.mine/finalize"))[0] == 404
 
 
+async def test_a_task_named_like_a_tenant_does_not_get_at_its_callers_sessions(fleet: Fleet):
+    asked: list[str] = []
+
+    async def session(asked_for: web.Request) -> web.Response:
+        asked.append(asked_for.path)
+        return web.json_response({}, status=500)
+
+    app = web.Application()
+    app.router.add_route("*", "/v1/sessions/{tail:.*}", session)
+    async with TestServer(app) as node, fleet.client("beta", "submit") as beta:
+        await fleet.admin.lease("own", url=str(node.make_url("")), max_sessions=1)
+        await beta.submit(request("alpha", num_samples=1))
+        for role, name in (("read", "GET /wait"), ("submit", "POST /finalize"), ("submit", "POST /abort")):
+            path = name.replace(" ", " /v1/sessions/alpha.0")
+            assert (await fleet.ask("beta", cast(Role, role), path))[0] == 404
+    assert asked == []
+
+
 async def test_a_browser_sees_what_its_link_was_made_by_and_no_longer(fleet: Fleet):
     cases: tuple[tuple[Role, bool], ...] = (("read", True), ("submit", False))
     for role, read_only in cases:
