@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from gangline.domain.errors import QuotaExceeded
+from gangline.domain.placement import Offer
 from gangline.domain.session import Lease
 from gangline.domain.tenancy import TenantView
 from gangline.store.sql.tasks import TaskStore
-from support.service.running import NODE_URL, request, result
+from support.service.running import NODE_URL, beat, request, result
 
 NOON = 86_400.0 * 20_000 + 43_200
 
@@ -84,6 +86,27 @@ def test_who_was_idle_has_saved_nothing_up_and_who_ran_alone_owes_nothing(store:
     clock.now += 2
     got = ran(store, clock, 40, {"a": 1.0, "b": 1.0})
     assert got["a"] == pytest.approx(got["b"], abs=8)
+
+
+@pytest.mark.parametrize("held_by", ["quota", "needs"])
+def test_who_waited_for_a_quota_or_a_node_has_saved_nothing_up(store: TaskStore, clock: Clock, held_by: str):
+    if held_by == "quota":
+        store.set_tenant("a", {"max_running": 0})
+        submit(store, "a", 300)
+    else:
+        store.heartbeat(msgspec.structs.replace(beat([]), offer=Offer(runtimes=("process", "sandbox"))))
+        store.submit([request("a-odd", runtime={"backend": "podman"})], "a")
+    submit(store, "b", 300)
+    clock.now += 2
+    ran(store, clock, 40, {"b": 1.0})
+    submit(store, "c", 300)
+    if held_by == "quota":
+        store.set_tenant("a", {"max_running": None})
+    else:
+        submit(store, "a", 300)
+    clock.now += 2
+    got = ran(store, clock, 40, {"a": 1.0, "b": 1.0, "c": 1.0})
+    assert {name: got[name] for name in "abc"} == pytest.approx(dict.fromkeys("abc", 160 / 3), abs=8)
 
 
 def test_one_claim_is_shared_out_and_a_short_queue_leaves_its_rest(store: TaskStore, clock: Clock):

@@ -40,7 +40,7 @@ _CHARGE = (
     sa.update(tenants)
     .where(_of.name == sa.bindparam("tenant"))
     .values(
-        clock=_of.clock + sa.bindparam("more_s", type_=sa.Float) / _of.weight,
+        clock=_of.clock + sa.bindparam("more_s", type_=sa.Float) / _of.weight + sa.bindparam("later", type_=sa.Float),
         num_leases=_of.num_leases + sa.bindparam("num"),
         slot_s=_of.slot_s + sa.bindparam("more_s", type_=sa.Float),
         num_sampled_tokens=_of.num_sampled_tokens + sa.bindparam("more_tokens"),
@@ -93,8 +93,8 @@ class Unit:
         self.callback_expiry_s = callback_expiry_s
         self.events: list[Event] = []
         self.learnt = learnt
-        self.charges = defaultdict[str, list[float]](lambda: [0, 0.0, 0])
-        """tenant -> ended leases, their seconds, their sampled tokens"""
+        self.charges = defaultdict[str, list[float]](lambda: [0, 0.0, 0, 0.0])
+        """tenant -> ended leases, their seconds, their sampled tokens; what its clock moves on without them"""
         self.numbered: dict[str, int] = {}
         """Learnt here: see `Learnt.interned`."""
 
@@ -111,8 +111,9 @@ class Unit:
 
     def flush(self) -> None:
         # Always in this order, after all other rows, so that no two transactions wait for each other.
-        for tenant, (num, slot_s, num_tokens) in sorted(self.charges.items()):
-            used = {"num": num, "more_s": slot_s, "more_tokens": num_tokens, "today": int(self.now // DAY_S)}
+        for tenant, (num, slot_s, num_tokens, later) in sorted(self.charges.items()):
+            used = {"num": num, "more_s": slot_s, "more_tokens": num_tokens, "later": later}
+            used["today"] = int(self.now // DAY_S)
             self.conn.execute(_CHARGE, {"tenant": tenant, **used})
         if not self.events:
             return

@@ -20,7 +20,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from gangline.domain.errors import QuotaExceeded
 from gangline.domain.tenancy import QUOTAS, TenantView
-from gangline.store.sql.placing import num_gpus_of, suited_rows
+from gangline.store.sql.placing import num_gpus_of, suited_rows, unplaced
 from gangline.store.sql.rows import DAY_S, Unit
 from gangline.store.sql.schema import IN_QUEUE, LEASED, QUEUED, sessions, tenants
 
@@ -82,7 +82,23 @@ def shared_rows(
             found[share.name] = rows
             if len(rows) < wanted[share.name]:
                 share.room = len(rows)  # the others get the rest
+    _move_on(unit, waiting, found)
     return [row for rows in found.values() for row in rows][:limit]
+
+
+def _move_on(unit: Unit, waiting: Sequence[_Portion], found: Mapping[str, Sequence[sa.RowMapping]]) -> None:
+    """Who waits for a quota, or for a node that is not there, saves nothing up meanwhile, like one who is idle."""
+    served = [share.clock for share in waiting if found.get(share.name)]
+    late = [share for share in waiting if served and share.clock < min(served) and not found.get(share.name)]
+    able = {share.name for share in late if share.num_running and not share.is_held}  # on nodes of another kind
+    if asked := [share.name for share in late if not share.num_running and not share.is_held]:
+        placeable = sessions.c.needs.not_in(unplaced(unit.conn, unit.now))
+        own = sa.select(sessions.c.tenant).where(IN_QUEUE, sessions.c.tenant.in_(asked), placeable)
+        able |= set(unit.conn.scalars(own.distinct()))
+    now = min([*served, *(share.clock for share in late if share.name in able)], default=0.0)
+    for share in late:
+        if share.name not in able and share.clock < now:
+            unit.charges[share.name][3] += now - share.clock
 
 
 class _Portion:
@@ -92,14 +108,15 @@ class _Portion:
         self.name: str = row["name"]
         self.weight: float = row["weight"]
         self.mean_s: float = row["slot_s"] / row["num_leases"] if row["num_leases"] else 0.0
-        num_running: int = row["num_running"] or 0
-        elapsed_s = num_running * now - (row["leased_at_sum"] or 0.0)
-        self.clock = row["clock"] + max(elapsed_s, num_running * self.mean_s) / self.weight
+        self.num_running: int = row["num_running"] or 0
+        elapsed_s = self.num_running * now - (row["leased_at_sum"] or 0.0)
+        self.clock = row["clock"] + max(elapsed_s, self.num_running * self.mean_s) / self.weight
         self.room: int | None = None
         if row["max_running"] is not None:
-            self.room = max(0, row["max_running"] - num_running)
+            self.room = max(0, row["max_running"] - self.num_running)
         if _used_up(row, now) is not None:
             self.room = 0
+        self.is_held = self.room == 0
 
 
 def _allotted(shares: Sequence[_Portion], limit: int, usual_s: float) -> Counter[str]:
