@@ -181,6 +181,23 @@ async def test_events_are_of_ones_own_tasks_alone(fleet: Fleet):
     assert (await fleet.ask("beta", "read", "GET /v1/events", f"?task_id={IDS['task_id']}"))[0] == 404
 
 
+async def test_a_tenant_leaves_links_and_event_streams_to_others(fleet: Fleet, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gangline.wire.http.visitors.MAX_LINKS", 20)
+    monkeypatch.setattr("gangline.server.routes.events.MAX_STREAMS", 10)
+    async with fleet.client("beta", "read") as beta, fleet.client("alpha", "read") as alpha:
+        for _ in range(2):
+            await beta.page_link(read_only=True)
+        with pytest.raises(LimitExceeded, match="2 links"):
+            await beta.page_link(read_only=True)
+        await alpha.page_link(read_only=True)
+        headers = {"Authorization": f"Bearer {fleet.tokens['beta', 'read']}"}
+        async with aiohttp.request("GET", f"{fleet.admin.url}/v1/events", headers=headers) as stream:
+            assert stream.status == 200
+            assert (await fleet.ask("beta", "submit", "GET /v1/events"))[0] == 429
+            async for _ in alpha.events(after=0):
+                break
+
+
 async def test_find_finds_ones_own_sessions_alone(fleet: Fleet):
     for tenant, num in (("alpha", 1), ("beta", 0)):
         while True:
@@ -254,7 +271,7 @@ async def test_a_token_lives_from_its_creation_to_its_end(fleet: Fleet):
         await fleet.admin.rotate_token(made.view.token_id)
     (listed,) = [one for one in await fleet.admin.tokens() if one.token_id == made.view.token_id]
     assert (listed.note, listed.revoked_at is None, listed.expires_at) == ("a look", False, made.view.expires_at)
-    for wrong in ({"role": "root"}, {"role": "read", "tenant": "Beta.x"}):
+    for wrong in ({"role": "root"}, {"role": "read", "tenant": "Beta.x"}, {"role": "read", "tenant": "beta\n"}):
         with pytest.raises(InvalidRequest):
             await fleet.admin.create_token(**wrong)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import starmap
@@ -31,12 +32,13 @@ from gangline.server.service.core import CALLS, EVENTS, RolloutService
 from gangline.server.service.running import RunningSessions
 from gangline.wire.http.query import Flag, Text, Whole
 from gangline.wire.http.routes import PRINCIPAL, Route
+from gangline.wire.http.visitors import share_of
 
 _PAGE = 500
 _REST_S = 1.0
 """Interval of reading stored events for a stream with `calls=1`."""
 MAX_STREAMS = 1000
-"""Maximum number of event streams of a server."""
+"""Maximum number of event streams of a server. A tenant's tokens and pages have at most a tenth of them."""
 
 
 class EventForm(NamedTuple):
@@ -54,7 +56,8 @@ class EventRoutes:
         self._service = service
         self._running = running
         self._keep_alive_s = keep_alive_s
-        self._num_streams = 0
+        self._open = Counter[str | None]()
+        """tenant -> its streams; None: of those who are bound to none"""
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         after, task_id, with_calls = _resume_point(request), _TASK_ID.read(request), _CALLS.read(request)
@@ -73,10 +76,11 @@ class EventRoutes:
         with_calls: bool = False,
     ) -> web.StreamResponse:
         """Stream until the client leaves or the server stops. `after`: None starts with new events. Raises: TooMany."""
-        if self._num_streams >= MAX_STREAMS:
-            raise TooMany(f"{MAX_STREAMS} event streams are open; end some.", limit=MAX_STREAMS)
-        self._num_streams += 1
-        tenant = tenant_of(request)
+        tenant, bound = tenant_of(request), PRINCIPAL.get().bound_to
+        for num, most in ((self._open.total(), MAX_STREAMS), (self._open[bound], share_of(MAX_STREAMS, bound))):
+            if num >= most:
+                raise TooMany(f"{most} event streams are open; end some.", limit=most)
+        self._open[bound] += 1
         try:
             if after is None:
                 after = await self._service.store.query(self._service.store.last_event)
@@ -90,7 +94,7 @@ class EventRoutes:
                 await self._stream(response, form, after, task_id, tenant, with_calls=with_calls)
             return response
         finally:
-            self._num_streams -= 1
+            self._open[bound] -= 1
 
     async def _stream(
         self,

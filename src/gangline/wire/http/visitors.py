@@ -32,10 +32,15 @@ READ_ONLY_LINK_S = 86_400.0
 COOKIE_S = 7 * 86_400
 """Seconds that a browser stays signed in."""
 MAX_LINKS = 1000
-"""Maximum number of unused links."""
+"""Maximum number of unused links. A tenant has at most a tenth of them."""
 
 _MAC_CHARS = 64
 _NUM_FIELDS = 6
+
+
+def share_of(most: int, bound_to: str | None) -> int:
+    """How many of a server's links or streams one tenant may have, so that it leaves some to others."""
+    return most if bound_to is None else max(1, most // 10)
 
 
 class Visitor(msgspec.Struct, frozen=True):
@@ -69,8 +74,11 @@ class Visitors:
     def new_link(self, *, read_only: bool, principal: Principal = FIRST_ADMIN) -> tuple[str, float]:
         """A code that signs one browser in, and its expiry (Unix time). Raises: TooMany."""
         self._forget_expired()
-        if len(self._links) >= MAX_LINKS:
-            raise TooMany(f"{MAX_LINKS} links wait to be opened; try again when some have expired.", limit=MAX_LINKS)
+        bound = principal.bound_to
+        num_own = sum(link.principal.bound_to == bound for link in self._links.values())
+        for num, most in ((len(self._links), MAX_LINKS), (num_own, share_of(MAX_LINKS, bound))):
+            if num >= most:
+                raise TooMany(f"{most} links wait to be opened; try again when some have expired.", limit=most)
         code = new_secret("link")
         expires_at = self._clock() + (READ_ONLY_LINK_S if read_only else LINK_S)
         self._links[_digest(code)] = _Link(read_only, principal, expires_at)
