@@ -9,7 +9,7 @@ import msgspec
 
 Role = Literal["submit", "read", "node", "operate", "admin"]
 
-TENANT_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"
+TENANT_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$(?!\n)"  # Python's `$` is also before a line's end
 TENANT = re.compile(TENANT_PATTERN)
 """Without a dot, so that no tenant's name begins another one's ids."""
 DEFAULT_TENANT = "default"
