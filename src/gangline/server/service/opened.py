@@ -27,20 +27,20 @@ class OpenedSessions:
         self._service = service
         self._running = running
         self._texts = texts
-        self._opened: OrderedDict[tuple[str, int], asyncio.Task[OpenedSession]] = OrderedDict()
-        """(session id, attempt) -> the session, most recently used last"""
+        self._opened: OrderedDict[tuple[str, int, float], asyncio.Task[OpenedSession]] = OrderedDict()
+        """(session id, attempt, when it was submitted) -> the session, most recently used last. A forgotten id is free.
+        """
 
     async def find(self, session_id: str, attempt: int | None = None) -> OpenedSession:
         """The session of one attempt, of the accepted attempt, or of the running one.
 
         Raises: NotFound, Conflict if it is still queued, BuilderError, ServerUnavailable if its node is unreachable.
         """
-        if attempt is None:
-            view = await self._service.store.query(self._service.store.session, session_id)
-            if view.state == "leased":
-                return await self._running.find(view)
+        view = await self._service.store.query(self._service.store.session, session_id)
+        if attempt is None and view.state == "leased":
+            return await self._running.find(view)
         reference = await self._service.session_reference(session_id, attempt)
-        key = (session_id, reference.attempt)
+        key = (session_id, reference.attempt, view.created_at)
         task = self._opened.get(key)
         if task is None or (task.done() and task.exception() is not None):
             task = self._opened[key] = asyncio.create_task(self._open(session_id, attempt), name="opened session")
