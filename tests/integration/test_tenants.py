@@ -24,8 +24,9 @@ from gangline.domain.errors import (
 )
 from gangline.domain.tenancy import Role
 from gangline.server.access import ROLES
-from gangline.server.run import Storage, serving
+from gangline.server.run import Storage, database_path, serving
 from gangline.server.service.known_tokens import KNOWN_FOR_S
+from gangline.store.sql.tasks import TaskStore
 from gangline.wire.client.server import ServerClient
 from support.service.running import FakeNode, any_plugin, request
 
@@ -100,7 +101,7 @@ async def test_no_route_with_an_id_opens_for_another_tenant(fleet: Fleet):
             if role == "node" and role in ROLES[name]:
                 # It reports under a fence that it was given: see the threat model.
                 assert name.endswith(("/turns", "/result")), name
-                wanted = 404 if name.startswith("GET") and name.endswith("/result") else status
+                wanted = 404 if name.startswith("GET") else status
             if status != wanted or MARK in text.replace(IDS["task_id"], "").replace(IDS["session_id"], ""):
                 opened.append(f"{role} {name}: {status} {text[:100]}")
     assert not opened
@@ -161,6 +162,15 @@ async def test_a_node_reads_the_results_that_it_forks_alone(fleet: Fleet):
     async with fleet.client("alpha", "submit") as alpha:
         await alpha.submit(request("forks", fork={"session_id": IDS["session_id"], "attempt": 1, "turn": 1}))
     assert (await fleet.ask("alpha", "node", name))[0] == 200
+
+
+async def test_a_node_reads_the_turns_of_sessions_that_it_holds_alone(fleet: Fleet):
+    name = f"GET /v1/sessions/{MARK}-queued.0/turns"
+    async with ServerClient(fleet.admin.url, fleet.tokens["beta", "node"]) as client:
+        assert (await fleet.ask("beta", "node", name))[0] == 404
+        assert await client.lease("betas-node", url="http://127.0.0.1:9", max_sessions=1)
+        assert (await fleet.ask("beta", "node", name))[0] == 200
+        assert (await fleet.ask("alpha", "node", name))[0] == 404
 
 
 async def test_two_sessions_side_by_side_are_both_ones_own(fleet: Fleet):
@@ -230,6 +240,19 @@ async def test_a_task_named_like_a_tenant_does_not_get_at_its_callers_sessions(f
             path = name.replace(" ", " /v1/sessions/alpha.0")
             assert (await fleet.ask("beta", cast(Role, role), path))[0] == 404
     assert asked == []
+
+
+async def test_who_takes_a_forgotten_id_sees_nothing_of_its_former_session(
+    fleet: Fleet, tmp_path: Path, any_database: str
+):
+    name = "GET /v1/sessions/{session_id}/outline"
+    assert json.loads((await fleet.ask("alpha", "read", name))[1])["reward"] == 1.0
+    with TaskStore(any_database if "://" in any_database else database_path(tmp_path)) as store:
+        assert store.forget([IDS["task_id"]]) == 1
+    async with fleet.client("beta", "submit") as beta:
+        await beta.submit(request(IDS["task_id"], num_samples=1))
+        await fleet.node.finish([one for one in await fleet.node.lease() if one.task_id == IDS["task_id"]], reward=0.5)
+    assert json.loads((await fleet.ask("beta", "read", name))[1])["reward"] == 0.5
 
 
 async def test_a_browser_sees_what_its_link_was_made_by_and_no_longer(fleet: Fleet):

@@ -154,9 +154,13 @@ class Guard:
     async def _check_named(self, principal: Principal, name: str, *, is_task: bool, route: Route) -> None:
         what = f"{'task' if is_task else 'session'} {name[:140]!r}"
         if principal.role == "node":
-            reads_result = route.method == "GET" and route.path.endswith("/result")
-            if reads_result and not await self._store.query(self._store.is_forked, name):
-                raise NotFound(f"no {what}.")
+            if route.method == "GET":
+                if route.path.endswith("/result"):
+                    is_open = await self._store.query(self._store.is_forked, name)
+                else:
+                    is_open = await self._store.query(self._store.is_held, name, principal.token_id)
+                if not is_open:
+                    raise NotFound(f"no {what}.")
             return
         find = self._store.tenant_of_task if is_task else self._store.tenant_of_session
         # Nodes alone know the sessions of callers. Their ids begin with their tenant's name, also where a task of

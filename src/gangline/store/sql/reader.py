@@ -236,6 +236,13 @@ class TaskReader:
         with self.database.reading(once=True) as conn:
             return conn.scalar(forks.limit(1)) is not None
 
+    def is_held(self, session_id: str, token_id: str) -> bool:
+        """Whether a node with this token holds the session."""
+        held = sa.select(nodes.c.key).join(sessions, sessions.c.node_id == nodes.c.node_id)
+        with self.database.reading(once=True) as conn:
+            key = conn.scalar(held.where(LEASED, sessions.c.session_id == session_id))
+        return key is not None and key.partition(".")[0] == token_id
+
     def backends(self) -> list[dict[str, Any]]:
         """Engines, as reported by all nodes."""
         with self.database.reading() as conn:
