@@ -27,6 +27,7 @@ from gangline.models.engine_server.sampler import UNKNOWN_VERSION, FinishReason,
 from gangline.models.language.contract import ChatTokenizer
 from gangline.settings.machine import Settings, read_secret
 from gangline.train.options import TrainingOptions
+from gangline.train.weights.fleet import nodes_in
 from gangline.wire.client.node import NodeClient
 from gangline.wire.http.same_origin import OwnNames
 
@@ -248,12 +249,12 @@ class _NodeKeeper:
             await self.look()
 
     async def look(self) -> tuple[int, str | None]:
-        """The number of nodes that have the engine, and the last problem."""
+        """The number of nodes that have the engine, and the last problem. Raises: NotAllowed, see `nodes_in`."""
         try:
-            nodes = (await self._roster.status()).nodes
+            status = await self._roster.status()
         except GanglineError as error:
             return 0, str(error)
-        answers = await asyncio.gather(*(self._give(node) for node in nodes))
+        answers = await asyncio.gather(*(self._give(node) for node in nodes_in(status)))
         return sum(problem is None for problem in answers), next(
             (answer for answer in answers if answer is not None), None
         )

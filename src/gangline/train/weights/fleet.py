@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
-from gangline.domain.errors import EngineRefused, EngineUnavailable, GanglineError
+from gangline.domain.errors import EngineRefused, EngineUnavailable, GanglineError, NotAllowed
 from gangline.domain.node_views import GateState
 from gangline.domain.views import NodeView, ServiceStatus
 from gangline.models.engines.weights import EngineWeights, engine_weights
@@ -172,15 +172,25 @@ class Fleet:
         return Fleet([node for node in self.nodes if node in wanted], chosen)
 
 
+def nodes_in(status: ServiceStatus) -> Sequence[NodeView]:
+    """Raises: NotAllowed if the caller's token is of a tenant, which sees no nodes."""
+    if status.tenant:
+        raise NotAllowed(
+            f"a token of tenant {status.tenant!r} sees no nodes: engines and weights are those of all tenants. Give "
+            "the trainer the control token."
+        )
+    return status.nodes
+
+
 @asynccontextmanager
 async def open_fleet(roster: Roster, token: str | None, lost_after_s: float) -> AsyncGenerator[Fleet]:
     """lost_after_s: nodes without a heartbeat at the server for this long are left out.
 
     Raises: ServerUnavailable if server or node do not answer. EngineUnavailable if there is no engine. EngineIncapable
-    if an engine cannot load weights.
+    if an engine cannot load weights. NotAllowed: see `nodes_in`.
     """
     async with AsyncExitStack() as stack:
-        heard = [view for view in (await roster.status()).nodes if view.age_s <= lost_after_s]
+        heard = [view for view in nodes_in(await roster.status()) if view.age_s <= lost_after_s]
         engines: dict[str, FleetEngine] = {}
         stack.push_async_callback(_close, engines)
         nodes: list[FleetNode] = []

@@ -35,7 +35,7 @@ from gangline.domain.node_views import GateState
 from gangline.settings.machine import read_secret
 from gangline.train.options import TrainingOptions
 from gangline.train.trainers.slime.router import Router, weight_version
-from gangline.train.weights.fleet import Roster
+from gangline.train.weights.fleet import Roster, nodes_in
 from gangline.wire.client.node import NodeClient
 
 _log = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ class EngineSupply:
     async def _heard(self) -> list[NodeClient]:
         """Nodes with a recent heartbeat at the server; the last known nodes while the server does not answer."""
         try:
-            views = (await self._service.status()).nodes
+            views = nodes_in(await self._service.status())
         except ServerUnavailable as error:
             _log.warning("engines.server_silent error=%s", error)
             return list(self._nodes.values())
