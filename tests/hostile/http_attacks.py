@@ -205,13 +205,17 @@ def changes_things_with_a_read_only_cookie(surface: Surface) -> Iterator[bytes]:
 @refused("token")
 def makes_a_cookie_of_a_read_only_one(surface: Surface) -> Iterator[bytes]:
     name, _, value = surface.read_only.partition("=")
-    rights, expires_at, nonce, mac = value.split(".")
+    rights, *whose, expires_at, nonce, mac = value.split(".")
+    bound = "".join(f".{one}" for one in whose)
     forged = (
+        f"w{bound}.{expires_at}.{nonce}.{mac}",
+        f"w{bound}.{expires_at}.{nonce}.",
+        f"w{bound}.{expires_at}.{nonce}.{'0' * len(mac)}",
+        f"{rights}{bound}.{expires_at}.{nonce}.{mac};w{bound}.{expires_at}.{nonce}.{mac}",
+        f"{rights}{bound}.{int(expires_at) + 1}.{nonce}.{mac}",
+        f"w.admin.default..{expires_at}.{nonce}.{mac}",
+        f"w.admin.other.0.{expires_at}.{nonce}.{mac}",
         f"w.{expires_at}.{nonce}.{mac}",
-        f"w.{expires_at}.{nonce}.",
-        f"w.{expires_at}.{nonce}.{'0' * len(mac)}",
-        f"{rights}.{expires_at}.{nonce}.{mac};w.{expires_at}.{nonce}.{mac}",
-        f"{rights}.{int(expires_at) + 1}.{nonce}.{mac}",
     )
     for method, path in surface.closed:
         if method != "GET":
