@@ -40,20 +40,27 @@ def _submit(store: TaskStore, tenant: str, num: int) -> None:
 
 
 def _result(lease: Lease) -> SessionResult:
-    names = {"session_id": lease.session_id, "task_id": lease.task_id, "node_id": "n"}
-    return SessionResult(**names, attempt=lease.attempt, fence=lease.fence, outcome="completed", reward=1.0)
+    return SessionResult(
+        session_id=lease.session_id,
+        task_id=lease.task_id,
+        node_id="n",
+        attempt=lease.attempt,
+        fence=lease.fence,
+        outcome="completed",
+        reward=1.0,
+    )
 
 
 def share_error(weights: tuple[float, float], means_s: tuple[float, float]) -> tuple[float, list[float]]:
     """The greater relative error of both tenants, and the milliseconds of each lease."""
     rng, clock, lengths_ms = random.Random(1), Clock(), list[float]()
-    mean_s = dict(zip(("many", "few"), means_s, strict=True))
+    mean_s: dict[str, float] = dict(zip(("many", "few"), means_s, strict=True))
     with tempfile.TemporaryDirectory() as folder, TaskStore(Path(folder) / "db", clock=clock, lease_s=1e9) as store:
         for tenant, num, weight in (("many", MANY, weights[0]), ("few", FEW, weights[1])):
             _submit(store, tenant, num)
             store.set_tenant(tenant, {"weight": weight})
         running: list[tuple[float, str, str, Lease]] = []
-        used_s = {"many": 0.0, "few": 0.0}
+        used_s: dict[str, float] = {"many": 0.0, "few": 0.0}
         num_left = FEW
         while num_left:
             began = time.perf_counter()

@@ -97,6 +97,6 @@ if __name__ == "__main__":
         run_slots=int(num_slots),
         prewarm_workers=0,
         postrun_workers=int(num_slots),
-        session_places={"none": "off", "places": "auto"}[places],
+        session_places="auto" if places == "places" else "off",
     )
     run_node(settings, node_id=node_id, folder=Path(folder), server_url=server_url)

@@ -21,7 +21,8 @@ import pytest
 
 from gangline.domain.session import SessionResult
 from gangline.domain.views import TaskView
-from gangline.node.node import _folder_of, _owner_of  # pyright: ignore[reportPrivateUsage]
+from gangline.node.identity import owner_of
+from gangline.node.node import _folder_of  # pyright: ignore[reportPrivateUsage]
 from gangline.wire.client.node import NodeClient
 from gangline.wire.client.server import ServerClient
 from support.requirements import need_command
@@ -165,7 +166,7 @@ class Service:
 
     def what_is_left(self) -> list[str]:
         """Processes, mounts, folders, sockets and control groups of the node."""
-        owner = _owner_of(_folder_of(self.data, self.node_id))
+        owner = owner_of(_folder_of(self.data, self.node_id))
         left = [*processes_with(str(self.folder)).values(), *processes_with(f"GANGLINE_RUNTIME={owner}/").values()]
         left += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self.folder) in line]
         left += os.listdir(self.folder / "runtimes")

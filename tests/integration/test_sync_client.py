@@ -55,12 +55,16 @@ def test_a_server_that_is_not_there_is_named() -> None:
 
 OF_HTTP = {"close", "twin", "opened", "unavailable", "request", "request_json", "request_msgpack"}
 OF_NODES = {"lease", "heartbeat", "release", "post_result", "post_turns", "kept_turns", "begin_anew"}
+OF_ADMINS = {"tokens", "create_token", "rotate_token", "revoke_token", "tenants", "set_tenant"}
 RARE = {"events", "references", "health"}  # a stream, and rarely used calls
 
 
 @pytest.mark.parametrize(
     ("of_loops", "twin", "left_out"),
-    [(ServerClient, SyncServerClient, OF_HTTP | OF_NODES | RARE), (NodeClient, SyncNodeClient, OF_HTTP | {"grade"})],
+    [
+        (ServerClient, SyncServerClient, OF_HTTP | OF_NODES | OF_ADMINS | RARE),
+        (NodeClient, SyncNodeClient, OF_HTTP | {"grade"}),
+    ],
 )
 def test_it_has_every_call_of_a_user_with_the_same_types(of_loops: type, twin: type, left_out: set[str]) -> None:
     calls = {name for name, _ in inspect.getmembers(of_loops, inspect.isfunction) if not name.startswith("_")}

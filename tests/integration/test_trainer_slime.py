@@ -392,8 +392,8 @@ async def test_a_task_whose_callback_is_lost_is_found(service: ServerClient, tmp
 async def test_a_task_may_be_signed_with_a_key_of_its_own(
     service: ServerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TRAINER_KEY", "of-this-trainer")
-    async with receiving(service, tmp_path / "inbox", key="of-this-trainer", secret="TRAINER_KEY") as client:
+    monkeypatch.setenv("GANGLINE_TASK_KEY", "of-this-trainer")
+    async with receiving(service, tmp_path / "inbox", key="of-this-trainer", secret="GANGLINE_TASK_KEY") as client:
         await client.submit({"task_id": "t", "instruction": "do it", "agent": {"harness": "shell"}})
         await finish(service)
         await asyncio.wait_for(delivered(service, "t"), 30)

@@ -22,8 +22,8 @@ from support.page.sessions import Talk, working_session
 def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("find") / "find.db"
     with closing(open_index(path)) as opened:
-        add_session(opened, working_session("t.0"), "shell")
-        add_session(opened, working_session("t.1", reward=1.0), "shell")
+        add_session(opened, working_session("t.0"), "shell", "default")
+        add_session(opened, working_session("t.1", reward=1.0), "shell", "default")
         yield path
 
 
@@ -43,8 +43,8 @@ def test_a_session_is_found_by_each_of_its_words(index: Path, words: list[str]) 
 def test_what_is_dropped_leaves_nothing_behind(tmp_path: Path) -> None:
     with closing(open_index(tmp_path / "find.db")) as opened:
         for _ in range(2):  # the second one replaces the first
-            add_session(opened, working_session("t.0"), "shell")
-        add_session(opened, working_session("t.1", reward=1.0), "shell")
+            add_session(opened, working_session("t.0"), "shell", "default")
+        add_session(opened, working_session("t.1", reward=1.0), "shell", "default")
         drop_session(opened, "t.0")
         assert len(find(tmp_path / "find.db", Wanted(words="sign"), 0).sessions) == 1
         drop_session(opened, "t.1")
@@ -59,7 +59,7 @@ def test_what_is_dropped_leaves_nothing_behind(tmp_path: Path) -> None:
 )
 def test_an_empty_patch_is_found(tmp_path: Path, patches: dict[str, bytes], expected: bool) -> None:
     with closing(open_index(tmp_path / "find.db")) as opened:
-        add_session(opened, msgspec.structs.replace(working_session("t.0"), artifacts=patches), "shell")
+        add_session(opened, msgspec.structs.replace(working_session("t.0"), artifacts=patches), "shell", "default")
     found = find(tmp_path / "find.db", Wanted(rule="empty_patch"), 0).sessions
     assert bool(found) == expected
 

@@ -342,7 +342,7 @@ def _open_folder(data_dir: Path, node_id: str) -> Path:
 def _admission(settings: NodeSettings) -> Admission | None:
     if settings.session_places == "off":
         return None
-    return Admission(max_wait_s=settings.session_places_wait_s, is_eager=settings.session_places == "on")
+    return Admission(max_wait_s=settings.places_wait_s, is_eager=settings.session_places == "on")
 
 
 def _of_roles(engines: Mapping[str, RoleEngines]) -> list[BackendSpec]:

@@ -218,7 +218,7 @@ class NodeSettings(BaseModel):
     their contexts again. For engines that tell the size of their cache: vLLM, and SGLang. auto: once an engine has
     computed contexts again that its cache should have held.
     """
-    session_places_wait_s: Annotated[float, Setting(option="--session-places-wait"), Field(gt=0)] = 600.0
+    places_wait_s: Annotated[float, Setting(option="--places-wait"), Field(gt=0)] = 600.0
     """Seconds after which a waiting session goes before all others."""
     capture: Literal["ids", "text"] = "ids"
     """ids, or text for engines that report no token ids (their rows cannot be trained on)."""

@@ -48,7 +48,7 @@ def _table(name: str, *without: str) -> tuple[str, ...]:
 
 _PANELS = {
     "Engines": "engines engines_later tokenizer engine_kind engine_options engine_wait_s engine_key_env role_engines",
-    "Model calls": "capture sampling template_kwargs call_limits affinity_slack session_places session_places_wait_s",
+    "Model calls": "capture sampling template_kwargs call_limits affinity_slack session_places places_wait_s",
     "Addresses": "host port public_url allowed_hosts no_token server_url",
     "Storage": "data_dir database_url results keep_days keep_gb disk_reserve_gib checkpoint_gib checkpoint_hold_s",
     "Sandboxes": "runtimes networks labels pull pulls_at_once image_cache_gb warm_sandboxes warm_memory_gib warm_age_s",

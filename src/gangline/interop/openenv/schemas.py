@@ -12,7 +12,7 @@ from typing import Any
 from gangline import __version__
 from gangline.interop.openenv.episode import Seen, Tool
 
-_SCHEMAS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("schemas.json").read_text())
+_SCHEMAS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("schemas.json").read_text(encoding="utf-8"))
 ACTION, OBSERVATION, STATE = _SCHEMAS["action"], _SCHEMAS["observation"], _SCHEMAS["state"]
 
 

@@ -163,7 +163,7 @@ class Assignment:
     """Length of its last context, prompt and reply; 0 until an engine reported one."""
     keeps_prompt: bool = False
     last_prompt: TokenIds | None = None
-    """Of the last call that reported one, where `keeps_prompt`."""
+    """The prompt of the last call that reported one, where `keeps_prompt`."""
     num_repeated: int = 0
     """Tokens that prompts began with as the prompt before them did; whoever counts them sets it back to 0."""
 

@@ -24,7 +24,7 @@ PIPES = "/run/gangline"
 """Where a container sees the folder of its pipes."""
 _START_S = 60.0
 _MAX_COMPLAINT_BYTES = 4096
-_SCRIPT = Path(__file__).with_name("first_process.sh").read_text()
+_SCRIPT = Path(__file__).with_name("first_process.sh").read_text(encoding="utf-8")
 
 
 def first_process(

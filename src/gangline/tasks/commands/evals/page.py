@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from gangline.tasks.evals.comparison import EvaluationComparison, TaskChange
     from gangline.tasks.evals.report import Report, Sample, TaskLine
 
-_STYLE = Path(__file__).with_name("page.css").read_text()
-_SCRIPT = Path(__file__).with_name("page.js").read_text()
+_STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+_SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; "
     f"script-src 'sha256-{base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()}'"
