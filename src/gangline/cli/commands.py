@@ -100,7 +100,7 @@ _LINES: dict[str, Command] = {
         "Check this machine's sandbox, limits, engines, model, tools, agents' Python, ports, disk, data and service.",
     ),
     "tokens": Command("service.tokens", "Create, list, rotate and revoke tokens with a role and a tenant."),
-    "tenants": Command("service.tokens", "Show what tenants use, and set their shares and quotas."),
+    "tenants": Command("service.tokens", "Show the use of tenants, and set their shares and quotas."),
     "actions": Command(
         "service.actions", "Show the log of control actions on the server and the nodes: caller, action, time, status."
     ),

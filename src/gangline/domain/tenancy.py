@@ -69,7 +69,7 @@ QUOTAS = ("max_running", "max_queued", "max_slot_s_per_day", "max_tokens_per_day
 
 
 class TenantView(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant: its share, its quotas, and what it has used. A day is one of UTC."""
+    """A tenant: its share, its quotas, and its use. A day is one of UTC."""
 
     name: str
     weight: float
@@ -92,6 +92,6 @@ class TenantView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantList(msgspec.Struct, frozen=True, kw_only=True):
-    """Tenants, those that used most first."""
+    """Tenants, by their use: the most first."""
 
     tenants: tuple[TenantView, ...]

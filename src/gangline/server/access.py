@@ -1,4 +1,4 @@
-"""Who may what: the table of routes and roles, and `Guard`, which holds every request of a token to it.
+"""The table of routes and roles, and `Guard`, which holds every request of a token to it.
 
 A token of a tenant finds nothing of another one: where a path names a task or session, its tenant is looked up before
 the route runs, and any other is answered 404, as one that does not exist.
@@ -32,7 +32,7 @@ ROLES: dict[str, tuple[Role, ...]] = {
     "DELETE /v1/tasks/{task_id}": _CANCEL,
     "GET /v1/sessions": _READ,
     "GET /v1/sessions/{session_id}": _READ,
-    "GET /v1/sessions/{session_id}/result": (*_READ, "node"),  # a node: of what it forks, see `Guard.check`
+    "GET /v1/sessions/{session_id}/result": (*_READ, "node"),  # a node: of a fork's parent, see `Guard.check`
     "GET /v1/sessions/{session_id}/reference": _READ,
     "GET /v1/sessions/{session_id}/outline": _READ,
     "GET /v1/sessions/{session_id}/calls": _READ,

@@ -63,7 +63,7 @@ class ObjectFolder:
             return str(self._fs.unstrip_protocol(path)), int(self._fs.size(path))
 
     def names(self, folder: str) -> list[str]:
-        """Names of what a folder has directly; empty if there is no such folder."""
+        """Names of the entries of a folder; empty if there is no such folder."""
         path = f"{self._root}/{folder}".rstrip("/")
         with self._explained():
             self._fs.invalidate_cache(path)  # another server may have written

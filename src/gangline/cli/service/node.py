@@ -32,7 +32,7 @@ def node(settings: Resolved, as_json: JsonOption = False, parent: ParentOption =
     """Run a node: it leases sessions, runs them in sandboxes, and answers their model calls.
 
     Prints one line of JSON with its URL when it is ready, and serves until SIGTERM or `gangline drain`. SIGUSR1 drains
-    it too: what Slurm, Kubernetes and systemd can send before they end a process. The control
+    it too: Slurm, Kubernetes and systemd can send that before they end a process. The control
     token comes from GANGLINE_TOKEN, else from the data folder of a server on this machine; it is the server's own.
     """
     from gangline.node.node import reap
@@ -67,7 +67,7 @@ def node(settings: Resolved, as_json: JsonOption = False, parent: ParentOption =
 
 
 def _drained_by_signal(on_ready: Callable[[str], None], token: str | None) -> Callable[[str], None]:
-    """Returns `on_ready` that also makes SIGUSR1 do what `gangline drain` does."""
+    """Returns `on_ready` that also makes SIGUSR1 drain the node, as `gangline drain` does."""
     asking: list[asyncio.Task[None]] = []
 
     async def drain(url: str) -> None:

@@ -47,9 +47,9 @@ def _tell_new(new: NewToken, as_json: bool) -> None:
 
 @tokens.command()
 def create(
-    role: Annotated[Role, typer.Option("--role", help="What it may do.")],
+    role: Annotated[Role, typer.Option("--role", help="Its rights.")],
     tenant: Annotated[str, typer.Option("--tenant", help="Whose tasks it is for.")] = DEFAULT_TENANT,
-    note: Annotated[str, typer.Option("--note", help="What it is for.")] = "",
+    note: Annotated[str, typer.Option("--note", help="Its purpose.")] = "",
     days: DaysOption = None,
     data: DataOption = None,
     server: ServerOption = None,
@@ -115,12 +115,12 @@ def _day(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")
 
 
-tenants = typer.Typer(no_args_is_help=True, help="Show what tenants use, and set their shares and quotas.")
+tenants = typer.Typer(no_args_is_help=True, help="Show the use of tenants, and set their shares and quotas.")
 
 
 @tenants.command("list")
 def list_tenants(data: DataOption = None, server: ServerOption = None, as_json: JsonOption = False) -> None:
-    """Show each tenant's share, quotas and use, those that used most first."""
+    """Show each tenant's share, quotas and use, the most first."""
     from gangline.cli.terminal.tables import FactTable, prose
 
     found: tuple[TenantView, ...] = _ask(data, server, lambda client: client.tenants())

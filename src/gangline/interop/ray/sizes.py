@@ -58,7 +58,7 @@ class EachMachine:
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator says about a fleet that follows the sessions."""
+    """An operator's settings of a fleet that follows the sessions."""
 
     least: int
     most: int
@@ -70,7 +70,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to do, and who has it."""
+    """The work, and the nodes that have it."""
 
     queued: int
     """Sessions that wait for a node."""

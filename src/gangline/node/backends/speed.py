@@ -62,7 +62,7 @@ class SpeedMeter:
             slot.first_s += self._clock() - timed.began
 
     def read(self, load: EngineLoad) -> None:
-        """Take in what the engine's own metrics page says."""
+        """Take in the figures of the engine's own metrics page."""
         before, self._load = self._load, load
         if before is not None:
             num, seconds = load.num_first - before.num_first, load.first_s - before.first_s

@@ -1,4 +1,4 @@
-"""What the sandboxes of a node take now, for heartbeats and metrics; and folders that no sandbox has."""
+"""Memory and processors of a node's sandboxes now, for heartbeats and metrics; and folders that no sandbox has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes of tenants: what each uses, and its share and quotas."""
+"""The routes of tenants: the use of each, and its share and quotas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 
 
 class TenantRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of `POST /v1/tenants/{tenant}`. What is left out stays; null is no limit."""
+    """Body of `POST /v1/tenants/{tenant}`. An absent field stays; null is no limit."""
 
     weight: Annotated[float, msgspec.Meta(ge=0.001, le=1e6)] | msgspec.UnsetType = msgspec.UNSET
     max_running: _Count | msgspec.UnsetType | None = msgspec.UNSET
@@ -50,7 +50,7 @@ class TenantRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            Route("GET", "/v1/tenants", self.listed, "Tenants: shares, quotas, and what they used.",
+            Route("GET", "/v1/tenants", self.listed, "Tenants: shares, quotas, and their use.",
                   answer=TenantList, query=(OF_TENANT,), errors=(400, 401, 403)),
             Route("POST", "/v1/tenants/{tenant}", self.change, "Set a tenant's share and quotas.",
                   body=TenantRequest, answer=TenantView, errors=(400, 401, 403)),

@@ -23,7 +23,7 @@ class NewTokenRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     role: Role
     tenant: Tenant = DEFAULT_TENANT
     note: Annotated[str, msgspec.Meta(max_length=200)] = ""
-    """What it is for."""
+    """Its purpose."""
     expires_in_s: _Seconds | None = None
     """None: it does not expire."""
 

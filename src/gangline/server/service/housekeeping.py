@@ -19,7 +19,7 @@ _PAGE = 500
 _SILENT_NODE_S = 86_400.0
 """Nodes silent for this long are no longer listed: if nodes are pods or jobs, each start brings a new name."""
 _EVENTS_S = 30 * 86_400.0
-"""Events of no task, such as those of nodes, are kept at most so long."""
+"""Events of no task, such as a node's, are kept at most so long."""
 
 
 class Housekeeper:

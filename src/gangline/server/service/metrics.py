@@ -24,7 +24,7 @@ _REQUEST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1
 
 
 MAX_TENANTS = 100
-"""Tenants that have a label: those that used most."""
+"""Tenants that have a label: the largest."""
 
 
 class ServerMetrics:

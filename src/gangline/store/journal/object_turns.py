@@ -2,7 +2,7 @@
 `{session}/{fence}/{first}-{end}`, the calls from number `first` to before `end`.
 
 Objects are never appended to, so each post of a node is one. Posts that come again, cut otherwise perhaps, say the same
-of the same calls: what is read is a beginning without holes.
+of the same calls: a beginning without holes is read.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ObjectTurns:
         return [name for name in self._objects.names("") if not name.startswith(".")]
 
     def _parts(self, folder: str) -> Sequence[_Part]:
-        """Those that make up the beginning without holes, each with calls that the ones before it lack."""
+        """Parts of the beginning without holes, each with calls that the ones before it lack."""
         named = [(name, match) for name in self._objects.names(folder) if (match := _NAME.fullmatch(name))]
         kept: list[_Part] = []
         end = 0

@@ -32,7 +32,7 @@ class _Written:
 
 
 class ArtifactResults:
-    """See `store.results.Results`. Methods also raise what `ObjectFolder`'s do."""
+    """See `store.results.Results`. Methods also raise the errors of `ObjectFolder`'s."""
 
     def __init__(self, url: str) -> None:
         """Raises: InvalidRequest if the URL cannot be opened."""

@@ -102,7 +102,7 @@ def _move_on(unit: Unit, waiting: Sequence[_Portion], found: Mapping[str, Sequen
 
 
 class _Portion:
-    """What one tenant may still get."""
+    """The room that one tenant has left."""
 
     def __init__(self, row: sa.RowMapping, now: float) -> None:
         self.name: str = row["name"]
@@ -185,7 +185,7 @@ def held_back(conn: sa.Connection, now: float) -> Mapping[str, str]:
 
 
 def tenant_views(conn: sa.Connection, now: float, name: str | None) -> list[TenantView]:
-    """name: of one tenant; None: all, those that used most first."""
+    """name: of one tenant; None: all, the largest first."""
     num_queued = sa.select(sessions.c.tenant, sa.func.count()).where(QUEUED).group_by(sessions.c.tenant)
     queued = {row[0]: row[1] for row in conn.execute(num_queued)}
     query = _ALL.order_by(_it.slot_s.desc(), _it.name)
@@ -205,7 +205,7 @@ def _view(row: sa.RowMapping, now: float, num_queued: int) -> TenantView:
 
 
 def _used_up(row: Mapping[Any, Any], now: float) -> tuple[str, float, float, float] | None:
-    """The quota of a day that is used up: its name, how much it is, what was used, and when it is free again."""
+    """The quota of a day that is used up: its name, its size, its use, and when it is free again."""
     if row["day"] == now // DAY_S:
         for name, used in (("max_slot_s_per_day", "day_slot_s"), ("max_tokens_per_day", "day_tokens")):
             if row[name] is not None and row[used] >= row[name]:

@@ -64,7 +64,7 @@ class StoredTokens:
             return [_view(row) for row in rows]
 
     def known(self) -> dict[str, Opening]:
-        """Digest -> what it opens, for all tokens that are not revoked."""
+        """Digest -> its rights, for all tokens that are not revoked."""
         found: dict[str, Opening] = {}
         with self.database.reading(once=True) as conn:
             for row in conn.execute(sa.select(tokens).where(_ALIVE)).mappings():

@@ -55,7 +55,7 @@ class GroupJudgeSettings(TrainingOptions):
     api_key_env: str | None = None
     """Environment variable with the key."""
     rubric: str = Field(min_length=1)
-    """What makes one work better than another. Agents never see it."""
+    """The qualities of a better work. Agents never see it."""
     reads: Literal["answer", "conversation"] = "answer"
     """The last answer of each session, or all messages of its model."""
     rounds: int = Field(default=2, ge=2, le=32, multiple_of=2)

@@ -82,7 +82,7 @@ class Sampling(TrainingOptions):
 
 @dataclass(frozen=True)
 class Reply:
-    """What a trainer's engine answered to one call."""
+    """The answer of a trainer's engine to one call."""
 
     ids: Sequence[int]
     logprobs: Sequence[float] | None
@@ -98,7 +98,7 @@ class OwnEngine:
 
     trainer: ClassVar[str]
     no_logprobs: ClassVar[str] = "ask it for them"
-    """What to do if it gives no log-probs."""
+    """The remedy if it gives no log-probs."""
 
     def __init__(self, tokenizer: ChatTokenizer, *, model_name: str, context_length: int, num_ids: int) -> None:
         """context_length: tokens of prompt and reply together. num_ids: rows of the model's vocabulary."""

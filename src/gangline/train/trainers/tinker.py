@@ -81,7 +81,7 @@ class TinkerRow(NamedTuple):
     after them, 0 where nothing is trained.
     """
     row: TrainerRow
-    """What a datum has no place for: versions, rewards, ids."""
+    """Facts that a datum has no place for: versions, rewards, ids."""
 
 
 def to_data(

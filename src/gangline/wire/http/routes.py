@@ -184,7 +184,7 @@ json_route = partial(Route, answer_types=(JSON,), password_too=True)
 
 
 class OtherTokens(Protocol):
-    """Tokens beside the control token, and what they open."""
+    """Tokens beside the control token, and their rights."""
 
     async def known(self, token: str) -> Principal | None: ...
 

@@ -50,7 +50,7 @@ class Visitor(msgspec.Struct, frozen=True):
     """For the action log: `page` and a digest of the cookie."""
     read_only: bool
     principal: Principal = FIRST_ADMIN
-    """The caller that made its link: it sees what he does, while his token is valid."""
+    """The caller that made its link: it sees the same, while that caller's token is valid."""
 
 
 class _Link(msgspec.Struct, frozen=True):

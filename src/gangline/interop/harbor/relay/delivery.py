@@ -131,7 +131,7 @@ class GroupDelivery:
 _TIMEOUT = "AgentTimeoutError"
 
 Recorded = SessionResult | Failure | None
-"""What a node recorded of a rollout, with every call; why it lost that; None if the rollout made no call."""
+"""A node's record of a rollout, with every call; why it lost that; None if the rollout made no call."""
 
 
 def session_result(

@@ -230,7 +230,7 @@ class VllmEngine(EngineClient):
         try:
             answer = await self._http.post("/v1/completions", body)
         except EngineRefused as error:
-            if "max_tokens must be at least 1" in error.message:  # vLLM lowers it by what the context has no room for
+            if "max_tokens must be at least 1" in error.message:  # vLLM lowers it to the room that is left
                 raise ContextOverflow(f"{len(ids)} ids and one token more exceed the context of {self.url}") from error
             raise
         return scores_of(answer, ids, self.url)

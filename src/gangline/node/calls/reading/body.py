@@ -54,7 +54,7 @@ _items = msgspec.json.Decoder(list[msgspec.Raw])
 
 class BytesInFlight:
     """The bodies of one session's unfinished calls, and its pace: after a request beyond a limit the next ones are
-    taken one a second, until one comes later than that. Reading what is refused costs other sessions time, and no
+    taken one a second, until one comes later than that. Reading a refused one costs other sessions time, and no
     engine's work slows its sender down."""
 
     def __init__(self, max_bytes: int) -> None:

@@ -1,7 +1,7 @@
 """Converts groups to TRL's `RolloutSample`s with computed advantages.
 
 Laws, in addition to the contract (`gangline.train.trainers.contract`): a row that TRL would drop for its length is
-refused, or left out and logged. A row has the version of its own oldest trained token, so TRL drops what is too old and
+refused, or left out and logged. A row has the version of its own oldest trained token, so TRL drops old rows and
 keeps the group's other rows, with advantages over the whole group.
 
 Source: trl 1.16.0, experimental/async_grpo (`RolloutSample`, `RolloutQueueDataset`, `TokenBudgetBatcher`, `TreeRow`,
