@@ -18,7 +18,7 @@ from gangline.store.journal.turns import TurnStore
 from gangline.store.results.files import ResultStore
 from gangline.store.sql.tasks import TaskStore
 from gangline.wire.client.server import ServerClient
-from support.service.running import FakeNode, any_plugin, request, result
+from support.service.running import FakeNode, any_plugin, beat, request, result
 
 
 class Disk:
@@ -74,6 +74,22 @@ async def test_a_result_refused_for_lack_of_room_is_accepted_later(client: Serve
     disk.full = False
     assert (await client.post_result(result(lease))).state == "ended"
     assert (await client.session_result("t.0")).reward == 1.0
+
+
+async def test_a_node_whose_heartbeat_had_no_room_is_shown_to_operators_and_to_no_tenant(
+    tmp_path: Path, store: TaskStore, monkeypatch: pytest.MonkeyPatch
+):
+    turns, results = TurnStore(tmp_path / "turns"), ResultStore(tmp_path / "results")
+    service = RolloutService(store, results, turns=turns, check_task=any_plugin)
+
+    def full(*_: object) -> None:
+        raise DiskFull("no room")
+
+    monkeypatch.setattr(store, "heartbeat", full)
+    with pytest.raises(DiskFull):
+        await service.heartbeat(beat([], "n1", "run"))
+    assert [node.node_id for node in (await service.status()).nodes] == ["n1"]
+    assert (await service.status("beta")).nodes == ()
 
 
 async def test_a_full_database_refuses_a_task_and_keeps_what_it_has(client: ServerClient, store: TaskStore):

@@ -37,7 +37,9 @@ class ArtifactResults:
     def __init__(self, url: str) -> None:
         """Raises: InvalidRequest if the URL cannot be opened."""
         self._objects = ObjectFolder(url, "results")
-        self.prepare = self._objects.prepare
+
+    def prepare(self) -> None:
+        self._objects.prepare()
 
     def stage(self, result: SessionResult, data: bytes | None = None) -> _Written:
         folder = _folder(result.task_id, result.session_id)
