@@ -26,7 +26,7 @@ class AnnotationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     note: Annotated[str, msgspec.Meta(max_length=MAX_NOTE_CHARS)] = ""
     call: Annotated[int, msgspec.Meta(ge=0, lt=2**31)] | None = None
     """Number of the call it is about; the whole session if left out."""
-    dataset: Annotated[str, msgspec.Meta(pattern=rf"^$|{ID_PATTERN}")] = ""
+    dataset: Annotated[str, msgspec.Meta(pattern=rf"(^$|{ID_PATTERN})(?!\n)")] = ""
     """Name of the set of sessions it belongs to."""
 
 
