@@ -37,7 +37,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from gangline.agents.harnesses.native.model import Message
-from gangline.models.engines.cache import EngineCache, engine_cache
+from gangline.models.engines.cache import EngineCache, engine_page
 from gangline.models.engines.metrics_page import samples
 from gangline.wire.client.server import ServerClient
 
@@ -103,7 +103,7 @@ async def _counted(engine_url: str, found: dict[str, float]) -> AsyncGenerator[N
 
 
 async def _cache(engine_url: str) -> EngineCache:
-    found = await engine_cache(engine_url, None)
+    found, _ = await engine_page(engine_url, None)
     assert found is not None
     return found
 

@@ -21,7 +21,9 @@ from gangline.serving.scripted.server import ScriptedSampler, create_scripted_ap
 from gangline.serving.scripted.tiny_tokenizer import TinyTokenizer
 from support.node.proxy import MemoryJournal, served
 
-PAGE = 'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="4"} 1.0\n'
+PAGE = """vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="4"} 1.0
+vllm:num_requests_waiting{engine="0"} 3.0
+"""
 
 
 class Engine:
@@ -31,6 +33,7 @@ class Engine:
         self.may_answer = asyncio.Event()
         self.num_calls = 0
         self.most_calls = 0
+        self.num_pages = 0
 
     def app(self) -> web.Application:
         @web.middleware
@@ -52,6 +55,7 @@ class Engine:
         return app
 
     async def _metrics(self, request: web.Request) -> web.Response:
+        self.num_pages += 1
         return web.Response(text=PAGE)
 
 
@@ -87,6 +91,21 @@ async def test_calls_wait_for_their_place_and_a_weight_update_waits_for_none_of_
     assert engine.most_calls == 1
     assert sorted(one.session_id for one in journal.completions) == ["s0", "s1", "s2"]
     assert {one.status for one in journal.completions} == {"complete"}
+
+
+async def test_one_reading_of_an_engines_page_tells_of_its_cache_and_of_its_load() -> None:
+    engine = Engine()
+    async with AsyncExitStack() as stack, asyncio.timeout(60):
+        engine_url = await stack.enter_async_context(serving(engine.app()))
+        pool = BackendPool(3600.0, admission=Admission(is_eager=False))
+        stack.push_async_callback(pool.close)
+        await pool.add(engine_url)
+        assert engine.num_pages == 0
+        await pool.check()
+        (view,) = pool.views()
+        assert view.cache is not None
+        assert view.speed is not None
+        assert (view.cache.num_tokens, view.speed.num_queued, engine.num_pages) == (64, 3, 1)
 
 
 async def _streamed(url: str, session: ModelSession) -> str:

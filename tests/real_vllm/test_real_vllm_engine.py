@@ -10,7 +10,7 @@ import pytest
 
 from gangline.domain.completion import CompletionTree
 from gangline.domain.conversation import ToolCall
-from gangline.models.engines.cache import engine_cache
+from gangline.models.engines.cache import engine_page
 from gangline.models.engines.vllm.engine import VllmEngine
 from gangline.rows.audit import audit
 from gangline.rows.builders.per_request import PerRequestBuilder
@@ -122,14 +122,14 @@ async def test_a_reply_cut_at_a_stop_string_keeps_all_its_ids(vllm_url: str, sco
 
 async def test_its_metrics_tell_the_size_of_its_prefix_cache_and_what_was_found_there(vllm_url: str) -> None:
     ids = list(range(10, 10 + 256))
-    before = await engine_cache(vllm_url, None)
+    before, _ = await engine_page(vllm_url, None)
     assert before is not None
     for _ in range(2):
         async with aiohttp.ClientSession() as http:
             body = {"model": "tiny", "prompt": ids, "max_tokens": 1, "temperature": 0}
             async with http.post(f"{vllm_url}/v1/completions", json=body) as answer:
                 assert answer.status == 200, await answer.text()
-    after = await engine_cache(vllm_url, None)
+    after, _ = await engine_page(vllm_url, None)
     assert after is not None
     assert after.num_tokens == before.num_tokens > len(ids)
     assert after.num_queried - before.num_queried >= 2 * len(ids), "other tests may call it too"

@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from gangline.domain.errors import GanglineError
 from gangline.models.engines.http import EngineHttp
-from gangline.models.engines.metrics_page import samples
+from gangline.models.engines.metrics_page import read_page, samples
 from gangline.models.engines.replies import decode
+from gangline.models.engines.times import EngineLoad, load_of_page
 
 _PATIENCE_S = 5.0
 _COUNTERS = {
@@ -60,14 +60,22 @@ def _number(label: str) -> int:
     return int(label) if label.isdecimal() else 0  # "None" where the engine has not counted it
 
 
-async def engine_cache(url: str, api_key: str | None) -> EngineCache | None:
-    """None if the engine does not tell its size, or not within a few seconds."""
+async def engine_page(url: str, api_key: str | None) -> tuple[EngineCache | None, EngineLoad | None]:
+    """From one reading of its page. No cache: the engine does not report its size. No load: it has no page.
+
+    Raises: EngineError, when it does not answer within a few seconds too.
+    """
+    page = await read_page(url, api_key)
+    if page is None:
+        return await _size_alone(url, api_key), None
+    cache, load = await asyncio.to_thread(lambda: (cache_of_page(page), load_of_page(page)))
+    return cache or await _size_alone(url, api_key), load
+
+
+async def _size_alone(url: str, api_key: str | None) -> EngineCache | None:
     http = EngineHttp(url, api_key=api_key)
     try:
         async with asyncio.timeout(_PATIENCE_S):
-            with suppress(GanglineError):
-                if (found := cache_of_page(await http.get("/metrics"))) is not None:
-                    return found
             size = decode(await http.get("/get_server_info"), dict[str, Any], url).get("max_total_num_tokens")
             return EngineCache(size) if isinstance(size, int) and size > 0 else None
     except (GanglineError, TimeoutError):

@@ -14,12 +14,9 @@ from collections import defaultdict
 
 import msgspec
 
-from gangline.domain.errors import EngineRefused, EngineUnavailable, GanglineError
+from gangline.domain.errors import GanglineError
 from gangline.domain.node_views import EngineTime
-from gangline.models.engines.http import EngineHttp
-from gangline.models.engines.metrics_page import samples
-
-_PATIENCE_S = 5.0
+from gangline.models.engines.metrics_page import read_page, samples
 
 _PHASES = {
     "vllm:request_queue_time_seconds": "queue",
@@ -77,29 +74,10 @@ def load_of_page(page: bytes) -> EngineLoad:
     return EngineLoad(queued, totals["first_s"], int(totals["num_first"]))
 
 
-async def engine_load(url: str, api_key: str | None) -> EngineLoad | None:
-    """None if the engine has no such page. Raises: EngineError, when it does not answer within a few seconds too."""
-    http = EngineHttp(url, api_key=api_key)
-    try:
-        async with asyncio.timeout(_PATIENCE_S):
-            page = await http.get("/metrics")
-    except EngineRefused:
-        return None
-    except TimeoutError:
-        raise EngineUnavailable(f"engine {url} did not answer for its metrics in {_PATIENCE_S:g} s") from None
-    finally:
-        await http.close()
-    return await asyncio.to_thread(load_of_page, page)
-
-
 async def engine_times(url: str, api_key: str | None) -> dict[str, EngineTime]:
     """Empty if the engine has no such page, or does not answer within a few seconds."""
-    http = EngineHttp(url, api_key=api_key)
     try:
-        async with asyncio.timeout(_PATIENCE_S):
-            page = await http.get("/metrics")
-    except (GanglineError, TimeoutError):
+        page = await read_page(url, api_key)
+    except GanglineError:
         return {}
-    finally:
-        await http.close()
-    return await asyncio.to_thread(times_of_page, page)
+    return await asyncio.to_thread(times_of_page, page or b"")

@@ -13,10 +13,10 @@ from typing import Any, Literal, cast
 
 from gangline.domain.conversation import Message, Text
 from gangline.domain.errors import Conflict, EngineUnavailable, GanglineError, InvalidRequest
-from gangline.models.engines.cache import EngineCache, engine_cache
+from gangline.models.engines.cache import EngineCache, engine_page
 from gangline.models.engines.contract import Engine, EngineCapabilities
 from gangline.models.engines.text.parsed import ParsedEngine
-from gangline.models.engines.times import EngineLoad, engine_load
+from gangline.models.engines.times import EngineLoad
 from gangline.models.engines.weights import engine_weights
 from gangline.models.language.parsing.parser import Parsers
 from gangline.node.backends.engine import Backend, BackendSpec
@@ -76,13 +76,9 @@ class EngineClients:
         except TimeoutError:
             raise EngineUnavailable(f"engine {url} did not answer a probe in {self._probe_timeout_s:g} s") from None
 
-    async def cache(self, spec: BackendSpec) -> EngineCache | None:
-        """See `engine_cache`. Raises: InvalidRequest when the key is missing."""
-        return await engine_cache(spec.url, spec.api_key_env and self._read_secret(spec.api_key_env))
-
-    async def load(self, spec: BackendSpec) -> EngineLoad | None:
-        """See `engine_load`. Raises: also InvalidRequest when the key is missing."""
-        return await engine_load(spec.url, spec.api_key_env and self._read_secret(spec.api_key_env))
+    async def page(self, spec: BackendSpec) -> tuple[EngineCache | None, EngineLoad | None]:
+        """See `engine_page`. Raises: also InvalidRequest when the key is missing."""
+        return await engine_page(spec.url, spec.api_key_env and self._read_secret(spec.api_key_env))
 
     async def let_go(self, backend: Backend, timeout_s: float) -> None:
         """Resume an engine that a trainer had paused. Failures are logged."""

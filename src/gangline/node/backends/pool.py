@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gangline.domain.errors import EngineUnavailable, GanglineError, NotFound
+from gangline.domain.errors import EngineError, EngineUnavailable, GanglineError, NotFound
 from gangline.domain.node_views import BackendState, BackendView, PlacesView
 from gangline.models.engines.contract import Engine, EngineCapabilities
 from gangline.node.backends.admission import Admission
@@ -222,7 +222,7 @@ class BackendPool:
             self._backends,
             self._clients,
             self._set_state,
-            self._read_pages,
+            self._read_page,
             every_s=probe_interval_s,
             timeout_s=check_timeout_s,
             max_failures=max_failures,
@@ -266,7 +266,10 @@ class BackendPool:
         try:
             capabilities, identity = await self._clients.probe(engine, url, anew=False)
             is_near = label == self._node if label else await asyncio.to_thread(is_on_this_machine, spec.url)
-            cache = await self._clients.cache(spec) if self._places is not None and self._places.are_needed else None
+            cache = None
+            if self._places is not None and self._places.are_needed:
+                with suppress(EngineError):
+                    cache, _ = await self._clients.page(spec)
             if (known := self._known(url)) is None:
                 for other in self.staying():
                     refuse_difference(url, identity, other.identity, f"as {other.url} has it")
@@ -280,15 +283,17 @@ class BackendPool:
         await engine.close()
         return self._view(known)
 
-    async def _read_pages(self, backend: Backend) -> None:
-        if self._places is not None and (backend.has_page or self._places.are_needed):
-            self._places.read(backend, await self._clients.cache(backend.spec))
-        if not backend.has_page or self._clock() - backend.page_read_at < _PAGE_EVERY_S:
+    async def _read_page(self, backend: Backend) -> None:
+        is_due = backend.has_page and self._clock() - backend.page_read_at >= _PAGE_EVERY_S
+        if not (is_due or (self._places is not None and (backend.has_page or self._places.are_needed))):
             return
-        backend.page_read_at = self._clock()
         with suppress(GanglineError):
-            if (load := await self._clients.load(backend.spec)) is not None:
+            cache, load = await self._clients.page(backend.spec)
+            if self._places is not None:
+                self._places.read(backend, cache)
+            if load is not None and is_due:
                 backend.speed.read(load)
+                backend.page_read_at = self._clock()
             backend.has_page = load is not None
 
     async def remove(self, backend_id: str, drain: bool = True) -> None:
