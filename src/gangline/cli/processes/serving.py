@@ -45,6 +45,11 @@ ParentOption = Annotated[
     int | None, typer.Option("--parent", hidden=True, help="End when the process with this id is gone.")
 ]
 
+WatchedOption = Annotated[
+    int | None,
+    typer.Option("--parent", metavar="PID", min=1, help="End when the process with this id has, even by SIGKILL."),
+]
+
 _PR_SET_PDEATHSIG = 1
 _PARENT_DIED = signal.SIGUSR2
 

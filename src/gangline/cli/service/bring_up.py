@@ -10,9 +10,9 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -234,12 +234,10 @@ async def run_service(
     plan: Plan,
     body: Callable[[running.Running], Awaitable[T]],
     say: Callable[[str], None] = _silently,
-    *,
-    parent: int | None = None,
 ) -> T:
     """Start the service, await `body`, end everything; children that die meanwhile are restarted.
 
-    say: called with messages for people while it starts. parent: process whose end, for any reason, ends the service.
+    say: called with messages for people while it starts.
     Raises: errors of `body`; GanglineError when the service cannot be started or kept running; asyncio.CancelledError
     after SIGTERM, SIGINT or SIGHUP (a second signal stops without waiting).
     """
@@ -255,7 +253,7 @@ async def run_service(
         token = running.keep_token(plan.data_dir, plan.control_token)
         live: list[running.Running] = []
         supervisor = Supervisor(on_change=lambda: _republish(plan.data_dir, live, supervisor), say=say)
-        async with _ended_by_signals(supervisor, plan, parent):
+        async with _ended_by_signals(supervisor, plan):
             live.append(await bring_up(plan, supervisor, token))
             running.publish(plan.data_dir, live[0])
             return await _first_of(body(live[0]), supervisor.keep())
@@ -302,7 +300,7 @@ def _warn_of_full_disk(plan: Plan) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _ended_by_signals(supervisor: Supervisor, plan: Plan, parent: int | None) -> AsyncGenerator[None]:
+async def _ended_by_signals(supervisor: Supervisor, plan: Plan) -> AsyncGenerator[None]:
     """The first signal cancels the current task, later ones hurry. Children are stopped on every exit."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
@@ -320,18 +318,11 @@ async def _ended_by_signals(supervisor: Supervisor, plan: Plan, parent: int | No
             notes().print("Stopping; Ctrl-C again to stop at once.")
             task.cancel()
 
-    def on_orphaned() -> None:
-        nonlocal stopping
-        if not stopping:  # silently: only the parent read this output
-            stopping = True
-            task.cancel()
-
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, on_signal)
     try:
-        with _watched(parent, on_orphaned):
-            yield
+        yield
     finally:
         stopping = True
         killed = await supervisor.stop(notes().print if signalled else _silently)
@@ -342,29 +333,31 @@ async def _ended_by_signals(supervisor: Supervisor, plan: Plan, parent: int | No
         raise asyncio.CancelledError  # the signal came after the body, and cancels later work
 
 
-@contextlib.contextmanager
-def _watched(pid: int | None, on_end: Callable[[], None]) -> Generator[None]:
-    """Call `on_end` in the event loop when a process has ended, even if it is not a child. Raises: NodeError."""
-    if pid is None:
-        yield
-        return
+async def ended_with(parent: int | None, work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`, and cancel it when the process `parent` has ended, for any reason, even if it is not its child.
+
+    Raises: errors of `work`; NodeError.
+    """
+    if parent is None:
+        return await work
+    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
     try:
-        descriptor = os.pidfd_open(pid)
+        descriptor = os.pidfd_open(parent)
     except ProcessLookupError:
-        on_end()
-        yield
-        return
+        task.cancel()
+        return await task
     except OSError as error:
-        raise NodeError(f"--parent {pid}: this system does not tell when a process ends ({error.strerror}).") from error
-    loop = asyncio.get_running_loop()
+        why = f"--parent {parent}: this system does not tell when a process ends ({error.strerror})."
+        raise NodeError(why) from error
 
     def ended() -> None:
         loop.remove_reader(descriptor)
-        on_end()
+        if not task.cancelling():  # what it ends then is not cut short
+            task.cancel()
 
     loop.add_reader(descriptor, ended)
     try:
-        yield
+        return await task
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)

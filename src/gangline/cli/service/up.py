@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import shlex
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from gangline.cli.options.settings import UP, with_settings
-from gangline.cli.service.bring_up import DEFAULT_PORT, Plan, run_service
+from gangline.cli.processes.serving import WatchedOption
+from gangline.cli.service.bring_up import DEFAULT_PORT, Plan, ended_with, run_service
 from gangline.cli.terminal.output import JsonOption, console, log_to_stderr, notes, print_json
 from gangline.domain.errors import GanglineError, InvalidRequest
 from gangline.settings.service import Resolved
@@ -22,16 +22,7 @@ from gangline.wire.client import running
 @with_settings(UP)
 def up(
     settings: Resolved,
-    parent: Annotated[
-        int | None,
-        typer.Option(
-            "--parent",
-            metavar="PID",
-            min=1,
-            help="End when the process with this id has ended, even by SIGKILL; for programs that start the service.",
-            show_default=False,
-        ),
-    ] = None,
+    parent: WatchedOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run the whole service on this machine until Ctrl-C or SIGTERM: engine, server and node.
@@ -58,7 +49,7 @@ def up(
     nodes = "nodes" if plan.cluster else "a node" if plan.num_nodes == 1 else f"{plan.num_nodes} nodes"
     say(f"Starting {plan.engine or 'no engine'}, a server and {nodes}; their logs are in {plan.data_dir / 'logs'}.")
     with contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(run_service(plan, serve, say, parent=parent))
+        asyncio.run(ended_with(parent, run_service(plan, serve, say)))
 
 
 def plan_of(settings: Resolved) -> Plan:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from gangline.cli.processes.serving import WatchedOption
 from gangline.cli.tasks.files import read_tasks, validated
 from gangline.cli.terminal.exits import Exit
 from gangline.cli.terminal.output import DataOption, JsonOption, console, notes, open_command, print_json
@@ -216,6 +217,7 @@ def run_command(
         typer.Option(min=1, help="Steps of the whole run instead of schedule.steps.", show_default=False),
     ] = None,
     data: DataOption = None,
+    parent: WatchedOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train through a running service, or through one started for the run.
@@ -226,6 +228,7 @@ def run_command(
     """
     import asyncio
 
+    from gangline.cli.service.bring_up import ended_with
     from gangline.train.commands.run import run_experiment
     from gangline.train.run.experiment import warnings_about
     from gangline.train.trainers.verl.experiment import is_verl
@@ -236,7 +239,7 @@ def run_command(
             raise InvalidRequest(
                 "--steps is of the reference trainer: set verl's trainer.total_training_steps instead."
             )
-        _run_verl(spec, data_dir, as_json)
+        _run_verl(spec, data_dir, parent, as_json)
         return
     experiment, tasks, held_out = _read(spec)
     if steps is not None:
@@ -244,7 +247,7 @@ def run_command(
         experiment = experiment.model_copy(update={"schedule": schedule})
     _warn(warnings_about(experiment))
     try:
-        ran = asyncio.run(run_experiment(experiment, tasks, data_dir, held_out))
+        ran = asyncio.run(ended_with(parent, run_experiment(experiment, tasks, data_dir, held_out)))
     except (asyncio.CancelledError, KeyboardInterrupt):
         notes().print("Stopped. Start it again to continue from the last checkpoint.")
         raise typer.Exit(Exit.INTERRUPTED) from None
@@ -261,16 +264,17 @@ def run_command(
     )
 
 
-def _run_verl(spec: Path, data_dir: Path, as_json: bool) -> None:
+def _run_verl(spec: Path, data_dir: Path, parent: int | None, as_json: bool) -> None:
     import asyncio
 
+    from gangline.cli.service.bring_up import ended_with
     from gangline.train.commands.verl import train_with_verl
     from gangline.train.trainers.verl.experiment import read_verl_experiment
 
     experiment = read_verl_experiment(spec)
     tasks, held_out = _tasks_of(experiment)
     try:
-        metrics = asyncio.run(train_with_verl(experiment, tasks, held_out, data_dir))
+        metrics = asyncio.run(ended_with(parent, train_with_verl(experiment, tasks, held_out, data_dir)))
     except (asyncio.CancelledError, KeyboardInterrupt):
         notes().print("Stopped. Start it again to continue from verl's last checkpoint.")
         raise typer.Exit(Exit.INTERRUPTED) from None
