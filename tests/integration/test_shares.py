@@ -11,9 +11,10 @@ import pytest
 from gangline.domain.errors import QuotaExceeded
 from gangline.domain.placement import Offer
 from gangline.domain.session import Lease
-from gangline.domain.tenancy import TenantView
+from gangline.domain.tenancy import TenantView, UsageRow
 from gangline.store.sql.tasks import TaskStore
 from support.service.running import NODE_URL, beat, request, result
+from support.store.completions import completion
 
 NOON = 86_400.0 * 20_000 + 43_200
 
@@ -172,3 +173,23 @@ def test_every_lease_that_ends_is_counted_once(store: TaskStore, clock: Clock):
     store.report(result(second), lambda: None)
     counted = view(store, "a")
     assert (counted.num_leases, counted.slot_s, counted.num_running, counted.num_queued) == (2, 15, 0, 1)
+
+
+def test_use_is_summed_up_by_what_is_asked_over_a_period(store: TaskStore, clock: Clock):
+    call = completion(1)
+    tokens = len(call.sampled_ids)
+    for tenant, task_id, lasts_s in (("a", "r1-000001", 10.0), ("a", "r2-000001", 30.0), ("b", "r1-000002", 5.0)):
+        store.submit([request(task_id)], tenant)
+        for lease in store.lease("n1", NODE_URL, 2):  # both at once, and one ends after the other
+            clock.now += lasts_s
+            store.report(result(lease, completions=(call,)), lambda: None)
+    store.submit([request("open")], "a")
+    end = clock.now
+    by_tenant = [UsageRow("a", 4, 10 + 20 + 30 + 60, 4 * tokens), UsageRow("b", 2, 5 + 10, 2 * tokens)]
+    assert store.usage("tenant", 0.0, end + 1) == by_tenant
+    assert store.usage("tenant", 0.0, end + 1, "b") == by_tenant[1:]
+    assert [(one.name, one.num_sessions) for one in store.usage("run", 0.0, end + 1)] == [("r2", 2), ("r1", 4)]
+    assert [one.name for one in store.usage("submitter", 0.0, end + 1)] == [""]
+    assert store.usage("tenant", end - 5.0, end + 1) == [UsageRow("b", 2, 15.0, 2 * tokens)], "from then on"
+    assert store.usage("tenant", end - 5.0, end) == [UsageRow("b", 1, 5.0, tokens)], "before then"
+    assert store.usage("tenant", end + 1, end + 2) == []

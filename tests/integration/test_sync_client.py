@@ -55,7 +55,7 @@ def test_a_server_that_is_not_there_is_named() -> None:
 
 OF_HTTP = {"close", "twin", "opened", "unavailable", "request", "request_json", "request_msgpack"}
 OF_NODES = {"lease", "heartbeat", "release", "post_result", "post_turns", "kept_turns", "begin_anew"}
-OF_ADMINS = {"tokens", "create_token", "rotate_token", "revoke_token", "tenants", "set_tenant"}
+OF_ADMINS = {"tokens", "create_token", "rotate_token", "revoke_token", "tenants", "set_tenant", "usage"}
 RARE = {"events", "references", "health"}  # a stream, and rarely used calls
 
 

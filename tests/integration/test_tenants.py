@@ -346,6 +346,15 @@ async def test_quotas_and_use_are_set_by_admins_and_seen_by_their_tenant(fleet: 
             await alpha.submit(request("too-many", num_samples=2))
         with pytest.raises(NotAllowed):
             await alpha.set_tenant("alpha", max_queued=None)
+    for client in (fleet.client("alpha", "submit"), fleet.client("beta", "operate")):
+        async with client:
+            assert [(one.name, one.num_sessions) for one in await client.usage()] == [("alpha", 1)]
+    async with fleet.client("beta", "read") as beta:
+        assert await beta.usage() == []
+        with pytest.raises(NotFound):
+            await beta.usage(tenant="alpha")
+        with pytest.raises(InvalidRequest, match="must be one of tenant, run"):
+            await beta.usage(by="colour")
     for wrong in ({"weight": 0}, {"max_running": -1}, {"max_runnning": 1}):
         with pytest.raises(InvalidRequest):
             await fleet.admin.set_tenant("alpha", **wrong)

@@ -31,7 +31,7 @@ from gangline.cli.terminal.tables import Column, FactTable, prose
 from gangline.domain.errors import Failure
 from gangline.domain.node_views import BackendView, GateState, NodeStatus
 from gangline.domain.session import SessionResult
-from gangline.domain.tenancy import TenantView, TokenView
+from gangline.domain.tenancy import TenantView, TokenView, UsageRow
 from gangline.domain.views import ServiceStatus, SessionView, TaskSummary, TaskView
 from gangline.domain.weight_updates import GateUpdate
 from gangline.rows.drift import DriftReport
@@ -219,6 +219,7 @@ PRINTED: dict[str, Print] = {
     "actions": shown(lambda: actions._table([filled(Action)])),  # pyright: ignore[reportPrivateUsage]
     "tokens list": answered(tokens.list_tokens, [_fields(TokenView, created_at=1764500000.0, **dict.fromkeys(ENDS))]),
     "tenants list": answered(tokens.list_tenants, [filled(TenantView)]),
+    "usage": answered(tokens.usage, [filled(UsageRow)]),
     "drift": shown(lambda: drift._groups_table({ID: filled(DriftReport)}, "session")),  # pyright: ignore[reportPrivateUsage]
     "audit": printed(audit.print_audit, ID, AUDIT),
     "doctor": lambda _: doctor._print([_fields(Check, found=f"{PATH} is not there", advice=f"make {PATH}")]),  # pyright: ignore[reportPrivateUsage]

@@ -101,6 +101,7 @@ _LINES: dict[str, Command] = {
     ),
     "tokens": Command("service.tokens", "Create, list, rotate and revoke tokens with a role and a tenant."),
     "tenants": Command("service.tokens", "Show the use of tenants, and set their shares and quotas."),
+    "usage": Command("service.tokens", "Sum up the sessions that have ended: slot-hours, sampled tokens, costs."),
     "actions": Command(
         "service.actions", "Show the log of control actions on the server and the nodes: caller, action, time, status."
     ),
@@ -143,7 +144,7 @@ _PANELS = {
     "Look": "status watch list open show logs",
     "Data": "export data audit check-rows drift",
     "Train": "train runs",
-    "Operate": "engine server node cluster drain gate backend tokens tenants actions config harness image",
+    "Operate": "engine server node cluster drain gate backend tokens tenants usage actions config harness image",
 }
 """Panel of `gangline --help` -> its commands."""
 
@@ -152,7 +153,7 @@ COMMANDS = {name: _LINES[name] for names in _PANELS.values() for name in names.s
 
 _ANYWHERE = (
     "init submit cancel compare status watch list open show logs export data audit check-rows drift runs drain gate "
-    "backend tokens tenants config"
+    "backend tokens tenants usage config"
 )
 """Commands that ask a server or read files, and need no Linux."""
 

@@ -95,3 +95,18 @@ class TenantList(msgspec.Struct, frozen=True, kw_only=True):
     """Tenants, by their use: the most first."""
 
     tenants: tuple[TenantView, ...]
+
+
+UsageBy = Literal["tenant", "run", "harness", "model", "submitter"]
+
+
+class UsageRow(msgspec.Struct):
+    """The use of ended sessions that have one tenant, run, harness, model or submitter in common."""
+
+    name: str
+    num_sessions: int
+    slot_s: float
+    """Seconds from their last leases to their ends."""
+    num_sampled_tokens: int
+    cost: float | None = None
+    """None without prices, which only callers know."""

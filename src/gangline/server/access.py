@@ -54,6 +54,7 @@ ROLES: dict[str, tuple[Role, ...]] = {
     "GET /v1/events": _READ,
     "GET /v1/status": _READ,
     "GET /v1/tenants": _READ,
+    "GET /v1/usage": _READ,
     "POST /v1/tenants/{tenant}": _ADMIN,
     "GET /metrics": _OPERATE,
     "POST /v1/nodes/{node_id}/lease": _NODE,

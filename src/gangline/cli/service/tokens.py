@@ -1,4 +1,4 @@
-"""`gangline tokens` and `gangline tenants`: who may call a server, with which role, and how much of it he may use."""
+"""`gangline tokens`, `tenants` and `usage`: who may call a server, how much he may use, and how much he has used."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import typer
 
 from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, notes, print_json, run
 from gangline.domain.errors import InvalidRequest
-from gangline.domain.tenancy import DEFAULT_TENANT, QUOTAS, Role
+from gangline.domain.tenancy import DEFAULT_TENANT, QUOTAS, Role, UsageBy
 
 if TYPE_CHECKING:
-    from gangline.domain.tenancy import NewToken, TenantView, TokenView
+    from gangline.domain.tenancy import NewToken, TenantView, TokenView, UsageRow
     from gangline.wire.client.server import ServerClient
 
 tokens = typer.Typer(no_args_is_help=True, help="Create, list, rotate and revoke tokens with a role and a tenant.")
@@ -134,12 +134,9 @@ def list_tenants(data: DataOption = None, server: ServerOption = None, as_json: 
         table.add_row(
             one.name,
             f"{one.weight:g}",
-            str(one.num_running),
-            str(one.num_queued),
-            f"{one.slot_s / 3600:,.1f}",
-            f"{one.slot_s_today / 3600:,.1f}",
-            f"{one.num_sampled_tokens:,}",
-            f"{one.sampled_tokens_today:,}",
+            *(f"{number:,}" for number in (one.num_running, one.num_queued)),
+            *(f"{seconds / 3600:,.1f}" for seconds in (one.slot_s, one.slot_s_today)),
+            *(f"{number:,}" for number in (one.num_sampled_tokens, one.sampled_tokens_today)),
             ", ".join(f"{name} {value:g}" for name, value in limits.items() if value is not None) or "none",
         )
     console().print(table)
@@ -177,6 +174,38 @@ def _change(text: str) -> tuple[str, float | None]:
     return name, int(value) if value is not None and value.is_integer() else value
 
 
+def usage(
+    by: Annotated[UsageBy, typer.Option("--by", help="What to sum over.")] = "tenant",
+    since: Annotated[datetime | None, typer.Option(help="From then on, UTC. Default: all that is kept.")] = None,
+    until: Annotated[datetime | None, typer.Option(help="Before then.")] = None,
+    prices: Annotated[
+        tuple[float, float] | None,
+        typer.Option(metavar="HOUR TOKENS", help="Of a slot-hour and a million sampled tokens, for the costs."),
+    ] = None,
+    data: DataOption = None,
+    server: ServerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Sum up the sessions that have ended: slot-hours, sampled tokens, costs."""
+    from gangline.cli.terminal.tables import FactTable
+
+    period = (("since", since), ("until", until))
+    params = {name: str(at.replace(tzinfo=UTC).timestamp()) for name, at in period if at is not None}
+    rows: list[UsageRow] = _ask(data, server, lambda client: client.usage(by=by, **params))
+    if prices is not None:
+        for one in rows:
+            one.cost = one.slot_s / 3600 * prices[0] + one.num_sampled_tokens / 1e6 * prices[1]
+    if as_json:
+        print_json(rows)
+        return
+    table = FactTable(by, "sessions#", "slot-hours#", "tokens#", "cost#")
+    for one in rows:
+        figures = f"{one.num_sessions:,}", f"{one.slot_s / 3600:,.1f}", f"{one.num_sampled_tokens:,}"
+        table.add_row(one.name or "(none)", *figures, "" if one.cost is None else f"{one.cost:,.2f}")
+    console().print(table)
+
+
 def register(app: typer.Typer) -> None:
+    app.command()(usage)
     app.add_typer(tokens, name="tokens")
     app.add_typer(tenants, name="tenants")

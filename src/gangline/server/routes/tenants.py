@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 import msgspec
 from aiohttp import web
 
 from gangline.domain.errors import InvalidRequest
 from gangline.domain.ids import validated_id
-from gangline.domain.tenancy import TENANT, TenantList, TenantView
+from gangline.domain.tenancy import TENANT, TenantList, TenantView, UsageBy, UsageRow
 from gangline.server.access import TENANT as OF_TENANT
 from gangline.server.access import tenant_of
 from gangline.server.service.core import WORK, RolloutService
 from gangline.wire.http.negotiation import answer, path_id, read_record
+from gangline.wire.http.query import Choice, Number
 from gangline.wire.http.routes import Route
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+_BY = Choice("by", "What to sum over; left out, `tenant`.", of=get_args(UsageBy))
+_SINCE = Number("since", "Unix time: sessions that ended from then on.", high=2**53)
+_UNTIL = Number("until", "Unix time: those that ended before.", default=2**53, high=2**53)
 
 
 class TenantRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,10 +52,17 @@ class TenantRoutes:
         self._service.notifier.notify(WORK)
         return answer(request, (await store.query(store.tenants, name))[0])
 
+    async def usage(self, request: web.Request) -> web.Response:
+        store, by = self._service.store, _BY.read(request) or "tenant"
+        period = _SINCE.read(request), _UNTIL.read(request)
+        return answer(request, await store.query(store.usage, by, *period, tenant_of(request)))
+
     def routes(self) -> list[Route]:
         return [
             Route("GET", "/v1/tenants", self.listed, "Tenants: shares, quotas, and their use.",
                   answer=TenantList, query=(OF_TENANT,), errors=(400, 401, 403)),
             Route("POST", "/v1/tenants/{tenant}", self.change, "Set a tenant's share and quotas.",
                   body=TenantRequest, answer=TenantView, errors=(400, 401, 403)),
+            Route("GET", "/v1/usage", self.usage, "The use of sessions that have ended, summed up.",
+                  answer=list[UsageRow], query=(_BY, _SINCE, _UNTIL, OF_TENANT), errors=(400, 401, 403, 404)),
         ]  # fmt: skip

@@ -17,7 +17,7 @@ from gangline.domain.errors import NotFound
 from gangline.domain.lifecycle import Outcome, SessionState, TaskState
 from gangline.domain.session import SessionResult
 from gangline.domain.task import TaskRequest
-from gangline.domain.tenancy import TenantView
+from gangline.domain.tenancy import TenantView, UsageBy, UsageRow
 from gangline.domain.views import (
     AnnotationPage,
     Event,
@@ -37,7 +37,7 @@ from gangline.store.sql.database import Database
 from gangline.store.sql.placing import image_waits, unplaced
 from gangline.store.sql.rows import newest, queue
 from gangline.store.sql.schema import IN_QUEUE, LEASED, QUEUED, WAITING, events, nodes, outbox, sessions, tasks
-from gangline.store.sql.shares import held_back, tenant_views
+from gangline.store.sql.shares import held_back, summed_use, tenant_views
 
 T = TypeVar("T")
 
@@ -139,10 +139,9 @@ class TaskReader:
 
         Raises: NotFound if there is no such task.
         """
-        if task_id is not None:
-            self.task_ended(task_id)
-            if tenant not in (None, self.tenant_of_task(task_id)):
-                raise _no_task(task_id)
+        owner = None if task_id is None else self.tenant_of_task(task_id)
+        if task_id is not None and (owner is None or tenant not in (None, owner)):
+            raise _no_task(task_id)
         wanted = {"state": state, "outcome": outcome, "task_id": task_id, "node_id": node_id, "submitter": submitter}
         query = newest(_SESSION, limit, before, tenant=tenant, **wanted)
         with self.database.reading() as conn:
@@ -183,8 +182,7 @@ class TaskReader:
             oldest = conn.scalar(queue(sessions.c.created_at).where(*mine).limit(1))
             stages, since = _stages(conn, mine)
             queued = _counts(conn, sessions.c.submitter, QUEUED, *mine)
-            # Computed from these, because no index covers all states.
-            states = {"leased": sum(stages.values()), "queued": sum(queued.values())}
+            states = {"leased": sum(stages.values()), "queued": sum(queued.values())}  # no index covers all states
             unplaced = _num_unplaced(conn, now, mine)
             nodes_now = _node_views(conn, now) if tenant is None else ()
             draining = sum(node.num_sessions for node in nodes_now if node.draining)
@@ -229,6 +227,10 @@ class TaskReader:
         with self.database.reading() as conn:
             return tenant_views(conn, self._clock(), name)
 
+    def usage(self, by: UsageBy, since: float, until: float, tenant: str | None = None) -> list[UsageRow]:
+        with self.database.reading() as conn:
+            return summed_use(conn, by, since, until, tenant)
+
     def is_forked(self, session_id: str) -> bool:
         """Whether an open task of the same tenant forks the session."""
         forks = sa.select(tasks.c.task_id).where(tasks.c.fork_of == session_id, tasks.c.num_open > 0)
@@ -258,8 +260,7 @@ class TaskReader:
         """Fences of the live leases that the node holds on these sessions."""
         held = sa.select(sessions.c.session_id, sessions.c.fence).where(LEASED, sessions.c.node_id == node_id)
         with self.database.reading() as conn:
-            rows = conn.execute(held.where(sessions.c.session_id.in_(session_ids)))
-            return {row.session_id: row.fence for row in rows}
+            return dict(conn.execute(held.where(sessions.c.session_id.in_(session_ids))).tuples().all())
 
     def open_of(self, session_ids: Sequence[str]) -> set[str]:
         """The given sessions that have not ended."""

@@ -19,10 +19,10 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gangline.domain.errors import QuotaExceeded
-from gangline.domain.tenancy import QUOTAS, TenantView
+from gangline.domain.tenancy import QUOTAS, TenantView, UsageBy, UsageRow
 from gangline.store.sql.placing import num_gpus_of, suited_rows, unplaced
 from gangline.store.sql.rows import DAY_S, Unit
-from gangline.store.sql.schema import IN_QUEUE, LEASED, QUEUED, sessions, tenants
+from gangline.store.sql.schema import IN_QUEUE, LEASED, QUEUED, sessions, tasks, tenants
 
 _KNOWN_FOR_S = 1.0
 """Seconds after which it is asked again whether there are several tenants, or quotas."""
@@ -202,6 +202,18 @@ def _view(row: sa.RowMapping, now: float, num_queued: int) -> TenantView:
         slot_s_today=row["day_slot_s"] if is_today else 0.0,
         sampled_tokens_today=row["day_tokens"] if is_today else 0,
     )
+
+
+def summed_use(conn: sa.Connection, by: UsageBy, since: float, until: float, tenant: str | None) -> list[UsageRow]:
+    """The use of sessions that have ended in [since, until), the most slot-seconds first. tenant: of it alone."""
+    key = sa.func.coalesce((tasks if by in ("run", "harness") else sessions).c[by], "")
+    slot_s = sa.func.coalesce(sa.func.sum(sessions.c.ended_at - sessions.c.leased_at), 0.0)
+    num_tokens = sa.func.coalesce(sa.func.sum(sessions.c.num_sampled_tokens), 0)
+    query = sa.select(key, sa.func.count(), slot_s, num_tokens).join(tasks, tasks.c.task_id == sessions.c.task_id)
+    query = query.where(sa.or_(tasks.c.ended_at.is_(None), tasks.c.ended_at >= since))  # these have an index
+    query = query.where(sessions.c.ended_at >= since, sessions.c.ended_at < until)
+    mine = query if tenant is None else query.where(sessions.c.tenant == tenant)
+    return [UsageRow(*row) for row in conn.execute(mine.group_by(key).order_by(slot_s.desc(), key))]
 
 
 def _used_up(row: Mapping[Any, Any], now: float) -> tuple[str, float, float, float] | None:

@@ -22,7 +22,7 @@ from gangline.domain.errors import GanglineError, ServerUnavailable, StoreError
 from gangline.domain.lifecycle import Outcome, SessionState, TaskState
 from gangline.domain.session import Grading, Heartbeat, HeartbeatReply, KeptTurns, Lease, SessionResult, Turns
 from gangline.domain.task import EvaluatorSpec, SamplingPolicy, TaskRequest
-from gangline.domain.tenancy import NewToken, TenantList, TenantView, TokenList, TokenView
+from gangline.domain.tenancy import NewToken, TenantList, TenantView, TokenList, TokenView, UsageRow
 from gangline.domain.tokens import encode_msgpack
 from gangline.domain.views import (
     Annotation,
@@ -259,6 +259,10 @@ class ServerClient(CallerSessions):
         """changes: as in the body of `POST /v1/tenants/{tenant}`."""
         body = msgspec.json.encode(changes)
         return await self.request_json("POST", f"/v1/tenants/{name}", TenantView, body=body)
+
+    async def usage(self, **params: Any) -> list[UsageRow]:
+        """params: as in the query of `GET /v1/usage`."""
+        return await self.request_json("GET", "/v1/usage", list[UsageRow], params=params)
 
     async def page_link(self, *, read_only: bool = False) -> PageLink:
         """A link that signs one browser in to the web page. read_only: it cannot change anything. Raises: TooMany."""
