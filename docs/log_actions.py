@@ -120,5 +120,6 @@ _OF_EVENTS: dict[str, tuple[str, ...]] = {
     "session.released": ("task", "session", "node", "attempt"),
     "session.ended": ("task", "session", "outcome", "attempt", "node", "reward", "boundary", "code", "message"),
     "node.joined": ("node", "url"),
+    "node.left": ("node",),
 }
 """Fields of events, which stand in no template."""

@@ -174,14 +174,18 @@ async def test_a_drained_node_ends_with_its_sessions_and_takes_no_other(start: S
         while (await server.task(held.task_id)).states.get("ended", 0) < 2:
             await asyncio.sleep(0.05)
         assert (await node.status()).draining, "a caller's own session is still open"
+        for _ in range(2):  # and the node is heard meanwhile
+            heard_at = (await server.status()).nodes[0].last_seen_at
+            while (await server.status()).nodes[0].last_seen_at == heard_at:
+                await asyncio.sleep(0.05)
         await node.finalize(opened.session_id)
         wait_until_gone(node_pid)
         with pytest.raises(GanglineError):
             await node.status()
         view = await server.task(held.task_id)
         assert (view.states, view.outcomes) == ({"ended": 2, "queued": 2}, {"completed": 2})
-        assert (await server.status()).nodes[0].draining
-    assert "draining" in gangline("status", "--data", up.data).stdout
+        assert (await server.status()).nodes == (), "it has left"
+    assert "draining" not in gangline("status", "--data", up.data).stdout
     code, said = up.end()
     assert code == 0
     assert "child.done child=node" in said

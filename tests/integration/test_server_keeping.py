@@ -9,6 +9,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 
 from gangline.domain.errors import Conflict, InvalidRequest, NotFound
@@ -23,7 +24,7 @@ from gangline.store.results.files import Results, ResultStore
 from gangline.store.sql.retention import Keep
 from gangline.store.sql.tasks import TaskStore
 from gangline.wire.client.server import ServerClient
-from support.service.running import NODE_URL, FakeNode, any_plugin, request, result
+from support.service.running import NODE_URL, FakeNode, any_plugin, beat, request, result
 
 
 def lease_of(store: TaskStore, name: str = "t"):
@@ -138,6 +139,22 @@ async def test_a_node_that_is_silent_for_a_day_is_forgotten_unless_it_holds_a_se
     assert await nodes_of(service) == {"holds", "there"}
     await service.lease("gone", NODE_URL, 0, 0.0)
     assert await nodes_of(service) == {"gone", "holds", "there"}, "it may come back"
+
+
+async def test_a_silent_node_is_listed_without_what_it_told_of_then(service: RolloutService, clock: Clock):
+    told = beat([])
+    engine = {"url": "http://engine", "state": "healthy"}
+    told = msgspec.structs.replace(told, backends=(engine,), metrics={"breaker_open_disk": 1.0, "takes_bytes_t.0": 5.0})
+    await service.heartbeat(told)
+    clock.now += 29.0
+    (node,) = (await service.status()).nodes
+    assert (node.backends, node.metrics) == (told.backends, told.metrics)
+    clock.now += 2.0
+    (node,) = (await service.status()).nodes
+    assert (node.node_id, node.capacity, node.backends, node.metrics) == ("n1", 8, (), {})
+    assert b"gangline_engine_up{" not in service.metrics.exposition(await service.status())
+    await service.heartbeat(told)
+    assert (await service.status()).nodes[0].backends == told.backends
 
 
 async def test_bytes_are_counted_as_they_are_stored(service: RolloutService, tmp_path: Path):

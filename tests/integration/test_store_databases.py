@@ -297,6 +297,20 @@ def test_what_ended_long_ago_is_forgotten_with_all_that_belongs_to_it(store: Tas
     assert store.events(after=last)[0].seq == last + 1
 
 
+@pytest.mark.parametrize("holds", [False, True])
+def test_a_node_that_leaves_is_listed_no_longer_unless_it_holds_a_session(store: TaskStore, holds: bool):
+    store.submit([request(num_samples=1)])
+    leases = store.lease("n1", NODE_URL, 1) if holds else []
+    store.heartbeat(beat([], "n2"))
+    last = msgspec.structs.replace(beat(leases), draining=True, leaving=True)
+    assert store.heartbeat(last).renewed == tuple(lease.session_id for lease in leases)
+    assert [node.node_id for node in store.status().nodes] == (["n1", "n2"] if holds else ["n2"])
+    told = [(event.kind, event.data["node"]) for event in store.events() if event.kind == "node.left"]
+    assert told == ([] if holds else [("node.left", "n1")])
+    store.heartbeat(beat(leases))
+    assert [node.draining for node in store.status().nodes] == [False, False], "it may come back"
+
+
 def test_the_oldest_results_go_first_when_there_are_too_many_bytes(store: TaskStore, clock: Clock):
     for name in ("t1", "t2", "t3"):
         end_task(store, name, num_bytes=100)

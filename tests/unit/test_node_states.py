@@ -76,6 +76,21 @@ def test_a_heartbeat_that_the_full_disk_refused_is_shown_all_the_same() -> None:
     assert refused.shown_in(stored) is stored
 
 
+def test_a_refused_heartbeat_is_kept_while_its_node_is_heard_and_no_longer() -> None:
+    now = 0.0
+    refused = RefusedHeartbeats(lambda: now)
+    for number in range(1000):  # each pod has a new name, and none comes back
+        now = 1.0 * number
+        told: dict[str, Any] = {"url": "", "sessions": {}, "capacity": 1}
+        with pytest.raises(StoreError), refused.noted(Heartbeat(node_id=f"n{number}", **told)):
+            raise StoreError("the database failed")
+        shown = refused.shown_in(status()).nodes
+        assert [one.node_id for one in shown] == [f"n{one}" for one in range(max(0, number - 30), number + 1)]
+    now += 31.0
+    stored = status()
+    assert refused.shown_in(stored) is stored
+
+
 QUEUED = {"queued": 4}
 
 

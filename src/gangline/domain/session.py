@@ -159,6 +159,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """Identity of its data folder: unchanged by restarts, different for another node with the same id."""
     offer: Offer | None = None
     """Its capabilities; None: not reported, and the node gets every session."""
+    leaving: bool = False
+    """Whether it is the last of a node that ends in order: it is listed no longer, unless a lease is left."""
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,6 +29,10 @@ PULLING = "pulling_"
 """Prefix of a metric, followed by an image's full name: how many of the node's sessions wait for its pull."""
 
 
+SILENT_AFTER_S = 30.0
+"""A node that was not heard for so long counts as silent, and its figures as out of date."""
+
+
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
     """The response to a submit."""
 

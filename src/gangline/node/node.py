@@ -230,6 +230,7 @@ async def serve(
             disk=await asyncio.to_thread(DiskGuard, runtimes_folder, settings.disk_reserve_bytes()),
             offers=offers,
             num_external=external.num_open,
+            external_ended=external.all_ended,
         )
         await offers.look_at_images()
         await pipeline.join()
@@ -249,7 +250,6 @@ async def serve(
             background = (_expire(external), metrics.loop_lag.watch(), turns.run(), collect_forever())
             keeping = [group.create_task(work) for work in (*background, images.keep_bound())]
             await pipeline.run()
-            await external.all_ended()
             for task in keeping:
                 task.cancel()
 

@@ -13,7 +13,7 @@ from typing import Any
 from gangline.cli.machine.checks import Check, Examination
 from gangline.domain.errors import GanglineError
 from gangline.domain.template_findings import features, lacks
-from gangline.domain.views import NodeView, ServiceStatus
+from gangline.domain.views import SILENT_AFTER_S, NodeView, ServiceStatus
 from gangline.settings import plugins
 from gangline.settings.installation import extra_command
 from gangline.settings.machine import Settings
@@ -25,7 +25,6 @@ _CHECKED_ALONE = ("sandbox", "apptainer", "docker", "podman")
 _ENOUGH_FILES = 8192
 _PROBE_TIMEOUT_S = 30.0
 _MAX_SKEW_S = 2.0
-_SILENT_S = 30.0
 
 
 def check_runtimes(settings: Settings) -> Check:
@@ -139,7 +138,7 @@ def _ailments(status: ServiceStatus) -> list[str]:
     if not status.nodes:
         return ["no node has joined: start one with `gangline node`"]
     silent = [
-        f"node {node.node_id} is silent for {node.age_s:.0f} s" for node in status.nodes if node.age_s > _SILENT_S
+        f"node {node.node_id} is silent for {node.age_s:.0f} s" for node in status.nodes if node.age_s > SILENT_AFTER_S
     ]
     return silent + [ailment for node in status.nodes for ailment in _of_backends(node)]
 

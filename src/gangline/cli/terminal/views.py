@@ -21,13 +21,13 @@ from gangline.domain.views import (
     PULLING,
     SANDBOX_CPUS,
     SANDBOX_MEMORY,
+    SILENT_AFTER_S,
     NodeView,
     ServiceStatus,
     SessionView,
     TaskSummary,
 )
 
-_SILENT_AFTER_S = 30.0
 SLOW_TOKEN_S = 5.0
 """From here a wait for a first token is marked."""
 _MOST_CAUSE_CHARS = 400
@@ -110,7 +110,7 @@ def groups_table(tasks: Sequence[TaskSummary]) -> RenderableType:
 
 def node_state(node: NodeView) -> str:
     """A node's state: whether it takes sessions, and whether any hang."""
-    if node.age_s > _SILENT_AFTER_S:
+    if node.age_s > SILENT_AFTER_S:
         return "drained" if node.draining else "silent"
     refused = [name.removeprefix(HEARTBEAT_REFUSED) for name in node.metrics if name.startswith(HEARTBEAT_REFUSED)]
     broken = [name.removeprefix(_BREAKER) for name in node.metrics if name.startswith(_BREAKER)]

@@ -15,6 +15,7 @@ ACTIONS: dict[str, str] = {
     "session.ended": "A session has ended and is not retried.",
     "task.unplaced": "None of the present nodes can run a task that was submitted; it waits for one that can.",
     "node.joined": "A node sent its first heartbeat.",
+    "node.left": "A node ended in order, without a session.",
     "task.waits": "A trainer's task waits for a node that can run it; `why` says what is missing.",
     "node.offer": "A node changed what it can run.",
     "callback.delivered": "A task's callback was acknowledged.",

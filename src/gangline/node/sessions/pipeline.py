@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 
-from gangline.domain.errors import Failure, GanglineError, PullPostponed
+from gangline.domain.errors import Failure, GanglineError, NodeIdTaken, PullPostponed
 from gangline.domain.lifecycle import STAGES, Stage
 from gangline.domain.node_views import NodeStatus
 from gangline.domain.placement import needs_of
@@ -49,6 +49,10 @@ async def one_error() -> AsyncGenerator[None]:
         raise group.exceptions[0] from group
 
 
+async def _none_is_open() -> None:
+    return None
+
+
 class Pipeline:
     """Run `run()` until cancelled, then `close()`: sessions go back to the server, and use up their attempt if their
     agent has started. After `drain()`, `run` returns when the last session has ended.
@@ -65,6 +69,7 @@ class Pipeline:
         url: str,
         identity: str = "",
         num_external: Callable[[], int] = int,
+        external_ended: Callable[[], Awaitable[None]] = _none_is_open,
         breaker: Breaker | None = None,
         watchdog: Watchdog | None = None,
         disk: DiskGuard | None = None,
@@ -73,13 +78,13 @@ class Pipeline:
         lease_wait_s: float = 20.0,
     ) -> None:
         """identity: of the node's data folder.
-        num_external: open sessions of agents elsewhere, for the heartbeat.
+        num_external: open sessions of agents elsewhere, for the heartbeat. external_ended: waits for their ends.
         """
         self._parts = parts
         self._link = ServerLink(parts, server, url=url, identity=identity, every_s=heartbeat_s)
         self._delivery = delivery
         self._recovery = Recovery(parts.node_id, parts.journal, delivery)
-        self._num_external = num_external
+        self._num_external, self._external_ended = num_external, external_ended
         self._breaker = breaker or Breaker()
         self._watchdog = watchdog or Watchdog()
         self._disk = disk or DiskGuard(parts.runtimes_folder)
@@ -130,9 +135,9 @@ class Pipeline:
             await asyncio.wait({pulling, recovering})
             while self._tasks:
                 await asyncio.wait(self._tasks.values())
+            await self._external_ended()
             for task in (beating, guarding, offering, looking):
                 task.cancel()
-        await self._beat_once()
 
     def drain(self) -> None:
         """Lease no more sessions; current ones continue to their end. Idempotent."""
@@ -146,13 +151,17 @@ class Pipeline:
             self._begin(attempt)
 
     async def close(self) -> None:
-        """Stop every attempt and give its lease back. Idempotent."""
+        """Stop every attempt, give its lease back, and take leave of the server. Idempotent."""
         running = dict(self._tasks)
         log.info("node.stopping sessions=%d: they are given back", len(running))
         for task in running.values():
             task.cancel()
         if running:
             await asyncio.wait(running.values())
+        self._link.leaving = True
+        with suppress(NodeIdTaken, TimeoutError):
+            async with asyncio.timeout(_JOIN_S):
+                await self._beat_once()
 
     def status(self) -> NodeStatus:
         return NodeStatus(

@@ -25,6 +25,7 @@ from gangline.domain.tenancy import DEFAULT_TENANT
 from gangline.domain.unshown import why_hidden
 from gangline.domain.views import (
     HEARTBEAT_REFUSED,
+    SILENT_AFTER_S,
     Event,
     NodeView,
     ResultReceipt,
@@ -86,7 +87,7 @@ class HeartbeatRate:
 
 
 class RefusedHeartbeats:
-    """The newest refused heartbeat of each node. Bound to one event loop."""
+    """The newest refused heartbeat of each node that is not silent. Bound to one event loop."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
@@ -98,11 +99,17 @@ class RefusedHeartbeats:
         try:
             yield
         except StoreError as error:
+            self._forget_silent()
             self._refused[beat.node_id] = beat, self._now(), error
             raise
         self._refused.pop(beat.node_id, None)
 
+    def _forget_silent(self) -> None:
+        since = self._now() - SILENT_AFTER_S
+        self._refused = {node_id: told for node_id, told in self._refused.items() if told[1] >= since}
+
     def shown_in(self, status: ServiceStatus) -> ServiceStatus:
+        self._forget_silent()
         if not self._refused:
             return status
         known = {node.node_id: node for node in status.nodes}
@@ -359,8 +366,13 @@ class RolloutService:
             return leases
 
     async def status(self, tenant: str | None = None) -> ServiceStatus:
-        """tenant: only of its tasks, and without nodes; None: of the whole service."""
+        """tenant: only of its tasks, and without nodes; None: of the whole service, silent nodes without figures."""
         status = await self.store.query(self.store.status, tenant)
+        heard = [
+            node if node.age_s <= SILENT_AFTER_S else msgspec.structs.replace(node, backends=(), metrics={})
+            for node in status.nodes
+        ]
+        status = msgspec.structs.replace(status, nodes=tuple(heard))
         return self._refused.shown_in(status) if tenant is None else status
 
     async def heartbeat(self, beat: Heartbeat, key: str = "") -> HeartbeatReply:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from gangline.domain.views import NodeView
+from gangline.domain.views import SILENT_AFTER_S, NodeView
 from gangline.server.service.core import RolloutService
 from gangline.wire.client.node import NodeClient
-
-_LIVE_S = 60.0
-"""A node with contact in this time counts as live."""
 
 
 def is_polar_gateway(node: NodeView) -> bool:
@@ -18,7 +15,7 @@ def is_polar_gateway(node: NodeView) -> bool:
 async def live_nodes(service: RolloutService) -> list[NodeView]:
     """Raises: StoreError."""
     status = await service.store.query(service.store.status)
-    return [node for node in status.nodes if node.age_s <= _LIVE_S and not is_polar_gateway(node)]
+    return [node for node in status.nodes if node.age_s <= SILENT_AFTER_S and not is_polar_gateway(node)]
 
 
 def node_client(service: RolloutService, node: NodeView, *, timeout_s: float = 60.0) -> NodeClient:

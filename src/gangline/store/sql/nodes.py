@@ -14,6 +14,7 @@ from gangline.domain.session import Heartbeat, HeartbeatReply, Lease
 from gangline.store.sql import leasing
 from gangline.store.sql.leasing import Standing
 from gangline.store.sql.moving import move
+from gangline.store.sql.retention import forget_nodes
 from gangline.store.sql.rows import (
     MANY,
     NEXT_READY,
@@ -157,6 +158,8 @@ def hear(unit: Unit, beat: Heartbeat, *, lease_s: float, key: str = "") -> Heart
             before = standing_of(row)
             after = leasing.unheard(before)
             move(unit, row, after, kind="session.released" if after.attempt == before.attempt else "session.requeued")
+    if beat.leaving and forget_nodes(unit.conn, nodes.c.node_id == beat.node_id):
+        unit.emit("node.left", node=beat.node_id)
     lost = set(beat.sessions) - renewed - reported
     return HeartbeatReply(renewed=tuple(sorted(renewed)), lost=tuple(sorted(lost)), lease_s=lease_s)
 

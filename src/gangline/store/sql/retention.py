@@ -59,7 +59,7 @@ def forget_events(conn: sa.Connection, before: float) -> int:
     return conn.execute(sa.delete(events).where(events.c.task_id.is_(None), events.c.at < before)).rowcount
 
 
-def forget_nodes(conn: sa.Connection, before: float) -> int:
-    """Delete nodes without contact since then that hold no lease. A node that returns joins like a new one."""
+def forget_nodes(conn: sa.Connection, which: sa.ColumnElement[bool]) -> int:
+    """Delete those of these nodes that hold no lease. A node that returns joins like a new one."""
     holds = sa.exists().where(LEASED, sessions.c.node_id == nodes.c.node_id)
-    return conn.execute(sa.delete(nodes).where(nodes.c.last_seen_at < before, ~holds)).rowcount
+    return conn.execute(sa.delete(nodes).where(which, ~holds)).rowcount

@@ -29,7 +29,7 @@ from gangline.store.sql.moving import end_reported, move
 from gangline.store.sql.nodes import claim, hear, renew, touch_node
 from gangline.store.sql.reader import TaskReader, session_view, task_view
 from gangline.store.sql.rows import Learnt, Unit, admit_ready, locked_rows, one_row, rows_named, standing_of
-from gangline.store.sql.schema import LEASED, meta, sessions
+from gangline.store.sql.schema import LEASED, meta, nodes, sessions
 from gangline.store.sql.shares import set_tenant
 from gangline.store.sql.submitting import MAX_TASK_ID, accept, session_id_of
 
@@ -291,7 +291,7 @@ class TaskStore(TaskReader):
     def forget_nodes(self, before: float) -> int:
         """Delete nodes without contact since then. Returns their number."""
         with self._unit() as unit:
-            return retention.forget_nodes(unit.conn, before)
+            return retention.forget_nodes(unit.conn, nodes.c.last_seen_at < before)
 
     @repeated
     def grant_grace(self) -> int:

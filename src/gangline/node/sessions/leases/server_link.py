@@ -100,6 +100,8 @@ class ServerLink:
         self._server = server
         self._url = url
         self._identity = identity
+        self.leaving = False
+        """Whether the next heartbeat is the last."""
 
     @property
     def every_s(self) -> float:
@@ -145,6 +147,7 @@ class ServerLink:
             metrics=self._parts.metrics.numbers(now).as_metrics() | now.troubles(),
             identity=self._identity,
             offer=offer,
+            leaving=self.leaving,
         )
         self.renewals.sending(beat)
         try:

@@ -7,7 +7,7 @@ import { afterEvent } from "./after_event.js";
 
 const KINDS = [
   "task.submitted", "task.started", "task.ended", "session.leased", "session.stage", "session.requeued",
-  "session.released", "session.ended", "node.joined", "callback.delivered", "callback.expired",
+  "session.released", "session.ended", "node.joined", "node.left", "callback.delivered", "callback.expired",
 ];
 /** The state is drawn once a second, and more rarely in many pages: their browser shares the server's processors. */
 const SHOW_MS = 1000;
