@@ -328,6 +328,7 @@ test-apptainer: .venv/.dev
 	scripts/test-apptainer.sh $(TESTS)
 
 test-release: .venv/.dev sandbox
+	@scripts/need-package.sh "ls /usr/lib/postgresql/*/bin/initdb" postgresql
 	$(BIN)/python -m pytest $(or $(TESTS),tests/release)
 
 test-presets: .venv/.dev sandbox

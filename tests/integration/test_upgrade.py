@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import subprocess
 import tarfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,14 @@ from gangline.store.journal.log import AttemptKey, Journal
 from gangline.store.journal.marker import check_journal
 from gangline.store.sql import schema
 from gangline.store.sql.tasks import TaskStore
+from gangline.wire.client.sync import SyncServerClient
+from support.service.cli_process import UpProcess, gangline
+from support.store.postgres import Cluster
 
-KEPT = sorted((Path(__file__).parents[1] / "data" / "upgrade").glob("*.tar.xz"))
+DATA = Path(__file__).parents[1] / "data" / "upgrade"
+KEPT = sorted(DATA.glob("*.tar.xz"))
+ON_POSTGRESQL = sorted((DATA / "postgresql").glob("*.tar.xz"))
+"""Of services whose node was killed while it ran a session."""
 WITHOUT_MARKER = ("schema-2-",)
 """Their journals have frames without the marker that later ones have."""
 READ = [path for path in KEPT if not path.name.startswith(WITHOUT_MARKER)]
@@ -71,6 +79,35 @@ async def test_a_node_finds_the_open_session_of_an_earlier_version_with_its_call
     (one,) = [one for one in journal.unclosed() if one.session_id == "open.0"]
     assert len(await journal.read(AttemptKey(one.session_id, one.attempt))) == 1
     await journal.close()
+
+
+def test_the_last_three_schemas_have_data_on_postgresql() -> None:
+    newest = schema.SCHEMA_VERSION
+    assert [int(name_of(path).split("-")[0]) for path in ON_POSTGRESQL] == [newest - 2, newest - 1, newest]
+
+
+@pytest.mark.parametrize("archive", ON_POSTGRESQL, ids=name_of)
+def test_a_service_goes_on_with_all_that_an_earlier_version_left_on_postgresql(
+    archive: Path, tmp_path: Path, postgres: Cluster
+) -> None:
+    with tarfile.open(archive) as files:
+        files.extractall(tmp_path, filter="data")
+    (tmp_path / "site").rename(tmp_path / "data")
+    (tmp_path / "node-1" / "nodes").rename(tmp_path / "data" / "nodes")
+    url = postgres.new_database()
+    subprocess.run(["psql", "--quiet", "--set=ON_ERROR_STOP=1", f"--file={tmp_path / 'database.sql'}", url], check=True)
+    settings = Settings(data_dir=tmp_path / "data", database_url=url)
+    assert check_data_folder(settings).state != "missing"
+    options = ("--database", url, "--results", tmp_path / "data" / "results")
+    with closing(UpProcess(tmp_path, *options)) as up:
+        with SyncServerClient(up.ready()["server_url"], up.running()["control_token"]) as client:
+            for task_id in ("ended", "open", "queued"):
+                assert client.wait(task_id, timeout_s=120).outcomes == {"completed": 1}
+                (session,) = client.task(task_id).sessions
+                assert session.node_id == "node-1"
+        for task_id in ("ended", "open", "queued"):
+            shown = gangline("show", f"{task_id}.0", "--data", up.data)
+            assert "as you wish" in shown.stdout, shown.stderr
 
 
 @pytest.mark.parametrize("archive", REFUSED, ids=name_of)
