@@ -59,7 +59,7 @@ import yaml
 
 from programs import PROGRAM, printed_by
 
-__all__ = ["run"]
+__all__ = ["run", "student", "two_way"]
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent

@@ -18,7 +18,16 @@ BENCH = Path(__file__).parent
 RESULTS = BENCH / "results.json"
 PAGE = BENCH.parent / "docs" / "benchmarks.md"
 
-ON_REQUEST = {"captures", "containers", "families", "families_135m", "images", "published_merging", "scale"}
+ON_REQUEST = {
+    "async_learning",
+    "captures",
+    "containers",
+    "families",
+    "families_135m",
+    "images",
+    "published_merging",
+    "scale",
+}
 ON_REQUEST |= {"public", "sched", "sched_vllm"}
 """Benchmarks that run only by name: they need the tokenizers of `make tools` or a vLLM, start engines as root, or are
 long."""

@@ -113,7 +113,7 @@ async def _service(folder: Path) -> AsyncGenerator[tuple[str, list[str]]]:
     async with AsyncExitStack() as stack:
 
         async def start(kind: str, *arguments: str) -> str:
-            return await stack.enter_async_context(_program(kind, folder, *arguments))
+            return await stack.enter_async_context(program(kind, folder, *arguments))
 
         server = await start("server", "--data", str(folder), "--no-token")
         nodes: list[str] = []
@@ -126,7 +126,7 @@ async def _service(folder: Path) -> AsyncGenerator[tuple[str, list[str]]]:
 
 
 @asynccontextmanager
-async def _program(kind: str, folder: Path, *arguments: str) -> AsyncGenerator[str]:
+async def program(kind: str, folder: Path, *arguments: str) -> AsyncGenerator[str]:
     """`gangline KIND` until the block is left; gives its URL."""
     with (folder / "log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
