@@ -337,29 +337,29 @@ def figures(found: Mapping[str, Sequence[Run]]) -> Figures:
     made: Figures = {}
 
     def add(name: str, value: float, unit: str, note: str) -> None:
-        made[f"learn.async.{name}"] = {"value": round(value, 3), "unit": unit, "note": note}
+        made[f"learn.async.{name}"] = {"value": float(f"{value:.3g}"), "unit": unit, "note": note}
 
-    def compare(name: str, arm: str, base: str, what: str) -> None:
+    def compare(name: str, arm: str, base: str) -> None:
         of_both = rewards[arm] - rewards[base][: len(rewards[arm])]
-        halfway, after = _interval(of_both[:, 1].mean(axis=1)), of_both[:, -1]
-        both = two_way(after)
-        told = f"{what}; interval of 95 % over seeds: {_interval(after.mean(axis=1))}; over seeds and tasks: "
-        told += f"{both.low:.3f} to {both.high:.3f}; halfway {of_both[:, 1].mean():.3f} ({halfway}); {_by_seed(after)}"
+        halfway, after, both = of_both[:, 1], of_both[:, -1], two_way(of_both[:, -1])
+        told = f"95 % over seeds: {_interval(after.mean(axis=1))}; by seeds and tasks {both.low:.3f} to {both.high:.3f}"
+        told += f"; {_by_seed(after)}; by seed halfway {halfway.mean():.3f}, {_interval(halfway.mean(axis=1))}"
         add(name, float(after.mean()), "", told)
 
     for arm, runs in found.items():
         after, lags = rewards[arm][:, -1], sum((one.lags for one in runs), Counter[int]())
-        shown = f"{len(HELD_OUT)} held-out tasks, mean of {len(runs)} seeds"
+        shown = f"{len(HELD_OUT)} held-out tasks, {len(runs)} seeds"
         if ARMS[arm].base == arm:
             before = rewards[arm][:, 0]
             add(f"reward.{arm}.taught", float(before.mean()), "", f"before; {shown}; {_by_seed(before)}")
-        apart = f"{abs(np.mean([one.divergence for one in runs])):.4f} nats a token from the policy that sampled"
-        add(f"reward.{arm}", float(after.mean()), "", f"after {STEPS} updates; {shown}; {apart}; {_by_seed(after)}")
-        add(f"token_lag.{arm}", _mean_lag(lags), "versions", f"mean over trained tokens, at most {max(lags)}")
+        add(f"reward.{arm}", float(after.mean()), "", f"after {STEPS} updates; {shown}; {_by_seed(after)}")
+        add(f"token_lag.{arm}", _mean_lag(lags), "versions", f"mean over trained tokens; at most {max(lags)}")
+        apart = abs(float(np.mean([one.divergence for one in runs])))
+        add(f"divergence.{arm}", round(apart, 4), "nats", "a token, from the policy that sampled to the one that is trained")
         if ARMS[arm].base != arm:
-            compare(f"difference.{arm}", arm, ARMS[arm].base, f"less `{ARMS[arm].base}`")
+            compare(f"difference.{arm}", arm, ARMS[arm].base)
         if (plain := f"{arm}_uncorrected") in found:
-            compare(f"correction.{arm}", arm, plain, "less the same uncorrected")
+            compare(f"correction.{arm}", arm, plain)
     return made
 
 

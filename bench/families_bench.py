@@ -243,10 +243,11 @@ def draw(arms: dict[str, list[Arm]]) -> None:
 
 def _over_seeds(values: Sequence[Any], what: str) -> dict[str, Any]:
     number = len(values)
-    note = f"{what}; held-out families, mean of {number} seeds: {', '.join(f'{value:.2f}' for value in values)}"
+    note = f"{what}; held-out families, mean of {number} seeds"
     if number in QUANTILE:
         half = QUANTILE[number] * float(np.std(values, ddof=1)) / math.sqrt(number)
         note += f"; interval of 95 %: {np.mean(values) - half:.2f} to {np.mean(values) + half:.2f}"
+    note += f"; by seed {', '.join(f'{value:.2f}' for value in values)}"
     return {"value": round(float(np.mean(values)), 3), "unit": "", "note": note}
 
 

@@ -383,8 +383,8 @@ def _compared(table: np.ndarray, label: str) -> dict[str, Any]:
     found = two_way(whole)
     by_seed = ", ".join(f"{value:.3f}" for value in whole.mean(axis=1))
     note = (
-        f"interval of 95 % over seeds and tasks: {found.low:.3f} to {found.high:.3f}; {whole.shape[0]} seeds x "
-        f"{whole.shape[1]} held-out tasks; by seed {by_seed}"
+        f"interval of 95 % over seeds and tasks: {found.low:.3f} to {found.high:.3f}; {whole.shape[0]} x "
+        f"{whole.shape[1]}; by seed {by_seed}"
     )
     return {"value": round(found.mean, 3), "unit": "", "note": note}
 

@@ -48,11 +48,11 @@ NODE = Path(__file__).with_name("sched_agent.py")
 NUM_SLOTS, BLOCK = 24, 32
 NUM_ROUNDS, NUM_LOOSE_ROUNDS = 5, 3
 _CONFIG: dict[str, Any] = {
-    "hidden_size": 256,
-    "intermediate_size": 768,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
     "head_dim": 64,
     "max_position_embeddings": 8192,
     "tie_word_embeddings": False,
