@@ -355,7 +355,12 @@ def figures(found: Mapping[str, Sequence[Run]]) -> Figures:
         add(f"reward.{arm}", float(after.mean()), "", f"after {STEPS} updates; {shown}; {_by_seed(after)}")
         add(f"token_lag.{arm}", _mean_lag(lags), "versions", f"mean over trained tokens; at most {max(lags)}")
         apart = abs(float(np.mean([one.divergence for one in runs])))
-        add(f"divergence.{arm}", round(apart, 4), "nats", "a token, from the policy that sampled to the one that is trained")
+        add(
+            f"divergence.{arm}",
+            round(apart, 4),
+            "nats",
+            "a token, from the policy that sampled to the one that is trained",
+        )
         if ARMS[arm].base != arm:
             compare(f"difference.{arm}", arm, ARMS[arm].base)
         if (plain := f"{arm}_uncorrected") in found:
