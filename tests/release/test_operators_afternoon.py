@@ -303,6 +303,8 @@ def quotas_hold(site: Site, admin: Caller, ann: Caller, ben: Caller) -> None:
     assert {name: one["num_sessions"] for name, one in used.items()} == {"default": 3, "vision": 4, "speech": 2}
     assert all(one["cost"] > 0 for one in used.values())
     assert ann.told(command) == [used["vision"]], "a tenant sees its own"
+    assert {one["name"] for one in admin.ask("usage", "--since", "2020-01-01")} == set(used)
+    assert admin.ask("usage", "--until", "2020-01-01") == admin.ask("usage", "--since", "2100-01-01") == []
 
 
 def tokens_are_rotated_and_revoked(site: Site, admin: Caller, ann: Caller) -> None:

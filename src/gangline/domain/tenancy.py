@@ -100,7 +100,7 @@ class TenantList(msgspec.Struct, frozen=True, kw_only=True):
 UsageBy = Literal["tenant", "run", "harness", "model", "submitter"]
 
 
-class UsageRow(msgspec.Struct):
+class UsageRow(msgspec.Struct, frozen=True):
     """The use of ended sessions that have one tenant, run, harness, model or submitter in common."""
 
     name: str
@@ -108,5 +108,3 @@ class UsageRow(msgspec.Struct):
     slot_s: float
     """Seconds from their last leases to their ends."""
     num_sampled_tokens: int
-    cost: float | None = None
-    """None without prices, which only callers know."""

@@ -47,7 +47,7 @@ ParentOption = Annotated[
 
 WatchedOption = Annotated[
     int | None,
-    typer.Option("--parent", metavar="PID", min=1, help="End when the process with this id has, even by SIGKILL."),
+    typer.Option("--parent", metavar="PID", min=1, help="End when the process with this id ends, even by SIGKILL."),
 ]
 
 _PR_SET_PDEATHSIG = 1

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from gangline.cli.terminal.output import DataOption, JsonOption, ServerOption, console, notes, print_json, run
@@ -180,7 +181,7 @@ def usage(
     until: Annotated[datetime | None, typer.Option(help="Before then.")] = None,
     prices: Annotated[
         tuple[float, float] | None,
-        typer.Option(metavar="HOUR TOKENS", help="Of a slot-hour and a million sampled tokens, for the costs."),
+        typer.Option(metavar="HOUR TOKENS", help="Of a slot-hour, and of a million sampled tokens; adds the costs."),
     ] = None,
     data: DataOption = None,
     server: ServerOption = None,
@@ -192,16 +193,16 @@ def usage(
     period = (("since", since), ("until", until))
     params = {name: str(at.replace(tzinfo=UTC).timestamp()) for name, at in period if at is not None}
     rows: list[UsageRow] = _ask(data, server, lambda client: client.usage(by=by, **params))
-    if prices is not None:
-        for one in rows:
-            one.cost = one.slot_s / 3600 * prices[0] + one.num_sampled_tokens / 1e6 * prices[1]
+    of_hour, of_million = prices or (0.0, 0.0)
+    costs = [one.slot_s / 3600 * of_hour + one.num_sampled_tokens / 1e6 * of_million for one in rows]
     if as_json:
-        print_json(rows)
+        priced = zip(rows, costs, strict=True)
+        print_json([{**msgspec.structs.asdict(one), "cost": cost} for one, cost in priced] if prices else rows)
         return
-    table = FactTable(by, "sessions#", "slot-hours#", "tokens#", "cost#")
-    for one in rows:
+    table = FactTable(by, "sessions#", "slot-hours#", "tokens#", *(["cost#"] if prices else []))
+    for one, cost in zip(rows, costs, strict=True):
         figures = f"{one.num_sessions:,}", f"{one.slot_s / 3600:,.1f}", f"{one.num_sampled_tokens:,}"
-        table.add_row(one.name or "(none)", *figures, "" if one.cost is None else f"{one.cost:,.2f}")
+        table.add_row(one.name or "(none)", *figures, *([f"{cost:,.2f}"] if prices else []))
     console().print(table)
 
 
