@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tarfile
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ class Guides:
     def __init__(self) -> None:
         self._at = Counter[str]()
 
-    def command(self, page: str, begins: str, places: dict[str, object] | None = None) -> str:
+    def command(self, page: str, begins: str, places: Mapping[str, object] | None = None) -> str:
         """places: what a reader puts in the place of a name."""
         text = (ROOT / "docs" / "guides" / f"{page}.md").read_text()
         at = text.find(begins, self._at[page])
