@@ -57,9 +57,6 @@ def test_the_array_follows_the_sessions_and_nodes_that_are_not_needed_drain(
         assert found, shown
         return found[1]
 
-    def draining() -> list[str]:
-        return [node_id for node_id, one in service.nodes().items() if one["draining"]]
-
     assert job("ArrayTaskThrottle") == "4"
     gate = tmp_path / "gate"
     service.submit(f"until [ -e {gate} ]; do sleep 0.2; done", 7)
@@ -72,8 +69,8 @@ def test_the_array_follows_the_sessions_and_nodes_that_are_not_needed_drain(
     service.wait_for_end()
     assert follow() == "0 sessions: 1 nodes wanted, 2 there, 1 draining\n"
     assert job("ArrayTaskThrottle") == "2"
-    wait_for(lambda: len(draining()) == 1)
-    assert follow("--least", 0) == "0 sessions: 0 nodes wanted, 1 there, 2 draining\n"
+    service.wait_for_nodes(1)
+    assert follow("--least", 0) == "0 sessions: 0 nodes wanted, 1 there, 1 draining\n"
     assert job("Reason").startswith("JobHeld")
     follow("--least", 1)
     assert not job("Reason").startswith("JobHeld")

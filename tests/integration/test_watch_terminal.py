@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -39,11 +39,11 @@ NUMBERS = NodeNumbers(
 
 
 LEASE_S = 600.0
-"""Longer than a screen may take on a busy machine: the node of these tests sends no heartbeats."""
+"""Longer than a screen may take on a busy machine."""
 
 
 @asynccontextmanager
-async def service(folder: Path, port: int = 0) -> AsyncIterator[ServerClient]:
+async def service(folder: Path, port: int = 0) -> AsyncGenerator[ServerClient]:
     async with (
         serving(data_dir=folder, control_token=TOKEN, check_task=any_plugin, port=port, lease_s=LEASE_S) as running,
         ServerClient(running.url, TOKEN) as client,
@@ -51,12 +51,13 @@ async def service(folder: Path, port: int = 0) -> AsyncIterator[ServerClient]:
         yield client
 
 
-def watching(client: ServerClient, *task: str) -> AbstractAsyncContextManager[Terminal]:
-    return terminal("watch", *task, "--server", client.url, GANGLINE_TOKEN=TOKEN)
+def watching(client: ServerClient, *task: str, columns: int = 80) -> AbstractAsyncContextManager[Terminal]:
+    return terminal("watch", *task, "--server", client.url, columns=columns, GANGLINE_TOKEN=TOKEN)
 
 
-async def work(client: ServerClient) -> None:
-    """Four sessions: one completed, one to be run again, one under way, one in the queue."""
+@asynccontextmanager
+async def work(client: ServerClient) -> AsyncGenerator[None]:
+    """Four sessions: one completed, one to be run again, one under way, one in the queue, on a node that is heard."""
     node = FakeNode(client, "node-1")
     await client.submit(request("sums", num_samples=4))
     done, failed, running = await node.lease(3)
@@ -66,18 +67,30 @@ async def work(client: ServerClient) -> None:
     told = msgspec.structs.replace(
         beat([running], "node-1"), backends=(backend,), metrics=NUMBERS.as_metrics(), capacity=28
     )
+
+    async def beating() -> None:
+        while True:
+            await asyncio.sleep(1)
+            await client.heartbeat(told)
+
     await client.heartbeat(told)
+    node_runs = asyncio.create_task(beating())
+    try:
+        yield
+    finally:
+        node_runs.cancel()
+        await asyncio.wait([node_runs])
 
 
 async def test_the_whole_service_stands_on_one_small_screen_and_ctrl_c_restores_it(tmp_path: Path):
     async with service(tmp_path) as client, watching(client) as screen:
         await screen.shows("tasks: none", "No node has joined")
-        await work(client)
-        await screen.shows("queued 2", "run 1", "ended 1", "sessions/min", "66.67% exact of 3 · 1 diverged")
-        await screen.shows("node-1", "1/16", "0/4", "open")
-        await screen.shows("sums", "1/4", "0.250", "1 completed")
-        await screen.shows("engine: engine_unavailable (runs again)", "sums.1")
-        await screen.shows("http://gpu-1:8000", "unhealthy")
+        async with work(client):
+            await screen.shows("queued 2", "run 1", "ended 1", "sessions/min", "66.67% exact of 3 · 1 diverged")
+            await screen.shows("node-1", "1/16", "0/4", "open")
+            await screen.shows("sums", "1/4", "0.250", "1 completed")
+            await screen.shows("engine: engine_unavailable (runs again)", "sums.1")
+            await screen.shows("http://gpu-1:8000", "unhealthy")
         screen.type(b"\x03")
         assert await screen.ended() == 130
         assert screen.restored()
@@ -95,22 +108,20 @@ async def test_a_signal_restores_the_terminal_too(tmp_path: Path, number: signal
 
 
 async def test_it_follows_the_size_of_its_terminal(tmp_path: Path):
-    async with service(tmp_path) as client:
-        await work(client)
-        async with watching(client) as screen:
-            await screen.shows("node-1", "heard")
-            screen.resize(40, 12)
-            await screen.until(lambda text: "heard" not in text and "node-1" in text, "no column went")
-            await screen.shows("1/16", "queued")
+    async with service(tmp_path) as client, work(client), watching(client, columns=100) as screen:
+        await screen.shows("node-1", "heard", "engine http://")
+        screen.resize(40, 12)
+        await screen.until(lambda text: "heard" not in text and "node-1" in text, "no column went")
+        await screen.shows("1/16", "queued")
 
 
 async def test_it_goes_on_when_the_server_is_restarted_and_says_so(tmp_path: Path):
     async with AsyncExitStack() as stack:
         async with service(tmp_path) as client:
-            await work(client)
             port = int(client.url.rsplit(":", 1)[1])
-            screen = await stack.enter_async_context(watching(client))
-            await screen.shows("queued 2", "sums")
+            async with work(client):
+                screen = await stack.enter_async_context(watching(client))
+                await screen.shows("queued 2", "sums")
         await screen.shows("The server has not answered", "queued 2")
         async with service(tmp_path, port) as client:
             await screen.shows("The server answers again; it was away for")

@@ -174,7 +174,7 @@ _NODE_COLUMNS = (
     Column("gate", 2),
     Column("version", 6),
     Column("heard", 5),
-    Column("state", 1),
+    prose("state", 1),
 )
 
 

@@ -260,7 +260,7 @@ class TaskReader:
         """Fences of the live leases that the node holds on these sessions."""
         held = sa.select(sessions.c.session_id, sessions.c.fence).where(LEASED, sessions.c.node_id == node_id)
         with self.database.reading() as conn:
-            return dict(conn.execute(held.where(sessions.c.session_id.in_(session_ids))).tuples().all())
+            return dict(conn.execute(held.where(sessions.c.session_id.in_(session_ids))).all())
 
     def open_of(self, session_ids: Sequence[str]) -> set[str]:
         """The given sessions that have not ended."""
