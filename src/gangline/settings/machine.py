@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, IPvAnyNetwork
 
 from gangline.domain.errors import InvalidRequest
 from gangline.settings.fields import Setting
@@ -113,6 +113,12 @@ class Settings(BaseModel):
     task_variables: Annotated[tuple[str, ...], Setting(env=("GANGLINE_TASK_VARIABLES",), words=True)] = ()
     """Environment variables of the server that tasks may name (`callback_secret`), beside those whose names begin with
     GANGLINE_TASK_.
+    """
+    callback_networks: Annotated[
+        tuple[IPvAnyNetwork, ...], Setting(env=("GANGLINE_CALLBACK_NETWORKS",), words=True)
+    ] = ()
+    """Addresses and networks that callbacks of tenants' tokens reach, though they are the server's own machine
+    (127.0.0.1), link-local, or otherwise closed to them.
     """
     log_format: Literal["text", "json"] = "text"
     """Log format of serving commands: text, or json with one object per line."""

@@ -16,6 +16,7 @@ import msgspec
 from gangline.domain.errors import GanglineError, NotFound, StoreError
 from gangline.server.service.core import CALLBACKS, EVENTS
 from gangline.server.service.notifier import Notifier
+from gangline.server.service.receivers import tenants_connector
 from gangline.settings.machine import read_task_secret
 from gangline.store.sql.outbox import Callback, Outbox, next_try_at
 
@@ -66,14 +67,20 @@ class CallbackSender:
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         async with (
             aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()) as http,
+            aiohttp.ClientSession(
+                timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(), connector=tenants_connector()
+            ) as guarded,
             asyncio.TaskGroup() as sending,
         ):
             with self._notifier.listen(CALLBACKS) as listener:
                 while True:
-                    await listener.wait(await self._send_due(http, sending))
+                    await listener.wait(await self._send_due((http, guarded), sending))
 
-    async def _send_due(self, http: aiohttp.ClientSession, sending: asyncio.TaskGroup) -> float:
-        """Start sending due callbacks, in addition to those in flight. Returns the seconds until the next check."""
+    async def _send_due(self, clients: tuple[aiohttp.ClientSession, ...], sending: asyncio.TaskGroup) -> float:
+        """Start sending due callbacks, in addition to those in flight. Returns the seconds until the next check.
+
+        clients: of operators' callbacks, and of tenants'.
+        """
         if len(self._on_the_way) >= _AT_ONCE:
             return _IDLE_S  # the next delivery wakes the sender
         database = self._outbox.database
@@ -81,7 +88,7 @@ class CallbackSender:
             room, busy = _AT_ONCE - len(self._on_the_way), frozenset(self._on_the_way)
             for callback in await self._due(room, busy):
                 self._on_the_way.add(callback.id)
-                sending.create_task(self._deliver(http, callback))
+                sending.create_task(self._deliver(clients[callback.bound], callback))
             next_at = await database.query(self._outbox.next_due_at, frozenset(self._on_the_way))
         except StoreError as error:
             log.error("callback.store_failed message=%s", error)

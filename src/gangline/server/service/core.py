@@ -40,6 +40,7 @@ from gangline.server.service.durable_turns import DurableTurns, TurnRecords
 from gangline.server.service.known_tokens import KnownTokens
 from gangline.server.service.metrics import ServerMetrics
 from gangline.server.service.notifier import LeaseTurns, Notifier
+from gangline.server.service.receivers import check_receiver
 from gangline.settings import plugins
 from gangline.settings.machine import read_task_secret
 from gangline.store.results.files import Reports, Results
@@ -249,11 +250,13 @@ class RolloutService:
         """
         if sum(request.num_samples for request in requests) > MAX_SESSIONS_AT_ONCE:
             raise LimitExceeded(f"one request may submit at most {MAX_SESSIONS_AT_ONCE} sessions; send several.")
-        await asyncio.to_thread(lambda: [self._check(request) for request in requests])
+        await asyncio.to_thread(lambda: [self._check(request, bound) for request in requests])
         return await _warned(self.store, requests, await self.store.run(self.store.submit, requests, tenant, bound))
 
-    def _check(self, request: TaskRequest) -> None:
+    def _check(self, request: TaskRequest, bound: bool) -> None:
         self._check_task(request)
+        if bound and request.callback_url is not None:
+            check_receiver(request.callback_url)
         if request.callback_secret is not None:
             read_task_secret(request.callback_secret)
 

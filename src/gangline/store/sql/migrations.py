@@ -142,6 +142,12 @@ def _to_8(conn: sa.Connection) -> None:
         conn.exec_driver_sql("DROP TABLE turns")
 
 
+def _to_9(conn: sa.Connection) -> None:
+    """Callbacks of tenants' tokens are told from operators'. Those of the first tenant so far are the operator's."""
+    _add_columns(conn, schema.tasks, "bound")
+    conn.exec_driver_sql("UPDATE tasks SET bound = tenant <> 'default'")
+
+
 _STEPS: Mapping[int, Callable[[sa.Connection], None]] = {
     2: _to_2,
     3: _to_3,
@@ -150,6 +156,7 @@ _STEPS: Mapping[int, Callable[[sa.Connection], None]] = {
     6: _to_6,
     7: _to_7,
     8: _to_8,
+    9: _to_9,
 }
 """version -> the step from the previous version to it."""
 

@@ -20,7 +20,7 @@ from gangline.domain.tenancy import DEFAULT_TENANT
 from gangline.domain.views import TaskView
 from gangline.store.sql.database import Database, repeated
 from gangline.store.sql.rows import append_events
-from gangline.store.sql.schema import outbox
+from gangline.store.sql.schema import outbox, tasks
 
 POLAR_BODY: dict[str, Any] = {"callback_form": "polar"}
 """Stored instead of a body that is built from the task's results on sending, since results may be large."""
@@ -42,6 +42,8 @@ class Callback(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float
     secret: str | None = None
     """Name of the environment variable with the signing key; None is the control token, empty is no signature."""
+    bound: bool = False
+    """Whether a tenant's own token submitted its task."""
 
 
 def next_try_at(num_tries: int, *, now: float, expires_at: float, base_s: float, max_s: float) -> float | None:
@@ -91,7 +93,10 @@ def _body(task: TaskView) -> dict[str, Any]:
     }
 
 
-_FIELDS = [outbox.c[name] for name in Callback.__struct_fields__]
+_FIELDS = [
+    *(outbox.c[name] for name in Callback.__struct_fields__ if name != "bound"),
+    sa.select(tasks.c.bound).where(tasks.c.task_id == outbox.c.task_id).scalar_subquery().label("bound"),
+]
 
 
 class Outbox:

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from gangline.domain.tenancy import DEFAULT_TENANT
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 """Increase it together with a step in `migrations.py`."""
 
 metadata = sa.MetaData()
@@ -41,6 +41,7 @@ tasks = sa.Table(
     sa.Column("run", sa.String(128), nullable=False, server_default=""),  # see `run_of`
     sa.Column("harness", sa.Text, nullable=False, server_default=""),
     sa.Column("tenant", sa.String(32), nullable=False, server_default=DEFAULT_TENANT),
+    sa.Column("bound", sa.Boolean, nullable=False, server_default=sa.false()),  # submitted by a tenant's own token
     sa.Index("tasks_by_tenant", "tenant", "position"),
     sa.Index("tasks_by_status", "status", "position"),
     sa.Index("tasks_by_end", "ended_at"),

@@ -71,7 +71,7 @@ def accept(
     numbers = intern(unit, {needs_of(request) for _, request in named})
     if fresh:
         admit(unit, tenant, sum(request.num_samples for _, request, _ in fresh))
-        _insert(unit, fresh, numbers, tenant)
+        _insert(unit, fresh, numbers, tenant, bound)
     waiting = unserved(unit.conn, unit.now, numbers if for_nodes else ())
     placed = [
         msgspec.structs.replace(answer, unplaced=waiting.get(needs_of(request)))
@@ -114,7 +114,7 @@ def _digests(unit: Unit, task_ids: Sequence[str], tenant: str) -> dict[str, str]
 
 
 def _insert(
-    unit: Unit, fresh: Sequence[tuple[str, TaskRequest, str]], numbers: Mapping[Needs, int], tenant: str
+    unit: Unit, fresh: Sequence[tuple[str, TaskRequest, str]], numbers: Mapping[Needs, int], tenant: str, bound: bool
 ) -> None:
     counter = _Turns(unit, tenant)
     rows: list[dict[str, Any]] = []
@@ -126,7 +126,7 @@ def _insert(
             "run": run_of(task_id),
         }
         unit.emit("task.submitted", task_id, **told)
-    unit.conn.execute(_ADD_TASKS, [{**_task_row(unit, *task), "tenant": tenant} for task in fresh])
+    unit.conn.execute(_ADD_TASKS, [{**_task_row(unit, *task), "tenant": tenant, "bound": bound} for task in fresh])
     unit.conn.execute(_ADD_SESSIONS, rows)
 
 
