@@ -1,4 +1,4 @@
-"""Callbacks of tenants' tokens reach nothing of the server's own machine."""
+"""Callbacks of tenants' tokens reach nothing of the server's own machine, and are not signed by the control token."""
 
 from __future__ import annotations
 
@@ -70,3 +70,16 @@ async def test_names_of_closed_addresses_are_refused_at_delivery(
             await asyncio.wait_for(asked.wait(), 20)
             await asyncio.sleep(0.5)
         assert receiver.received.empty()
+
+
+@pytest.mark.parametrize("tenant", ["default", "vision"])
+async def test_the_control_token_signs_no_callback_of_a_tenant(
+    tmp_path: Path, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GANGLINE_CALLBACK_NETWORKS", "127.0.0.1")
+    receiver = Receiver()
+    async with receiver.listening() as port, served(tmp_path) as admin:
+        token = (await admin.create_token(role="submit", tenant=tenant)).token
+        async with ServerClient(admin.url, token) as client:
+            await finish(client, admin, "127.0.0.1", port)
+            assert "X-Gangline-Signature" not in (await receiver.next()).headers

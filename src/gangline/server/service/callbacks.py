@@ -132,7 +132,8 @@ class CallbackSender:
         headers = {"Content-Type": "application/json", "Idempotency-Key": callback.key}
         try:
             body = await self._body(callback)
-            key = self._token if callback.secret is None else callback.secret and read_task_secret(callback.secret)
+            own = self._token if callback.secret is None and not callback.bound else None
+            key = read_task_secret(callback.secret) if callback.secret else own
             if key:
                 headers["X-Gangline-Signature"] = signature(key, body)
             async with http.post(callback.url, data=body, headers=headers, allow_redirects=False) as response:
