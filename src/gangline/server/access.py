@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from gangline.domain.errors import NotAllowed, NotFound
+from gangline.domain.errors import LeaseLost, NotAllowed, NotFound
 from gangline.domain.tenancy import Principal, Role
 from gangline.server.service.core import RolloutService
 from gangline.wire.http.query import Text
@@ -146,11 +146,24 @@ class Guard:
                 f"a token with role `{principal.role}` does not open {route.method} {route.path}; "
                 f"{' and '.join(f'`{role}`' for role in allowed)} do."
             )
+        if principal.role == "node" and route.method == "POST":
+            await self._check_holder(principal, request, route)
         if principal.bound_to is None or route.path.startswith("/v1/nodes/"):
             return
         for name, value in request.match_info.items():
             if name in ("task_id", "session_id"):
                 await self._check_named(principal, value, is_task=name == "task_id", route=route)
+
+    async def _check_holder(self, principal: Principal, request: web.Request, route: Route) -> None:
+        """Fences are small numbers, and can be guessed. Raises: LeaseLost for a lease of another token's node."""
+        if route.path.endswith(("/lease", "/heartbeat")):
+            return  # its identity says which node it is
+        if (node_id := request.match_info.get("node_id")) is not None:
+            holder = await self._store.query(self._store.token_of_node, node_id)
+        else:
+            holder = await self._store.query(self._store.token_of_holder, request.match_info["session_id"])
+        if holder not in (None, principal.token_id):
+            raise LeaseLost("a node that came with another token holds this lease.")
 
     async def _check_named(self, principal: Principal, name: str, *, is_task: bool, route: Route) -> None:
         what = f"{'task' if is_task else 'session'} {name[:140]!r}"
@@ -159,7 +172,7 @@ class Guard:
                 if route.path.endswith("/result"):
                     is_open = await self._store.query(self._store.is_forked, name)
                 else:
-                    is_open = await self._store.query(self._store.is_held, name, principal.token_id)
+                    is_open = await self._store.query(self._store.token_of_holder, name) == principal.token_id
                 if not is_open:
                     raise NotFound(f"no {what}.")
             return

@@ -238,12 +238,17 @@ class TaskReader:
         with self.database.reading(once=True) as conn:
             return conn.scalar(forks.limit(1)) is not None
 
-    def is_held(self, session_id: str, token_id: str) -> bool:
-        """Whether a node with this token holds the session."""
+    def token_of_node(self, node_id: str) -> str:
+        """Id of the token that the node came with last; empty: the control token, or no such node."""
+        with self.database.reading(once=True) as conn:
+            return (conn.scalar(sa.select(nodes.c.key).where(nodes.c.node_id == node_id)) or "").partition(".")[0]
+
+    def token_of_holder(self, session_id: str) -> str | None:
+        """Id of the token of the node that holds the session, as `token_of_node`; None: no node holds it."""
         held = sa.select(nodes.c.key).join(sessions, sessions.c.node_id == nodes.c.node_id)
         with self.database.reading(once=True) as conn:
             key = conn.scalar(held.where(LEASED, sessions.c.session_id == session_id))
-        return key is not None and key.partition(".")[0] == token_id
+        return None if key is None else key.partition(".")[0]
 
     def backends(self) -> list[dict[str, Any]]:
         """Engines, as reported by all nodes."""
