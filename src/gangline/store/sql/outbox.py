@@ -41,7 +41,7 @@ class Callback(msgspec.Struct, frozen=True, kw_only=True):
     next_at: float
     expires_at: float
     secret: str | None = None
-    """Variable of the environment with the signing key. None: the control token, unless `bound`; empty: no signature."""
+    """Environment variable with the signing key. None: the control token, unless `bound`; empty: no signature."""
     bound: bool = False
     """Whether a tenant's own token submitted its task."""
 
