@@ -29,6 +29,7 @@ from gangline.domain.errors import InvalidRequest, StoreError, TooMany
 from gangline.domain.views import Event
 from gangline.server.access import TENANT, refuse_foreign, tenant_of
 from gangline.server.service.core import CALLS, EVENTS, RolloutService
+from gangline.server.service.known_tokens import KNOWN_FOR_S
 from gangline.server.service.running import RunningSessions
 from gangline.wire.http.query import Flag, Text, Whole
 from gangline.wire.http.routes import PRINCIPAL, Route
@@ -133,8 +134,12 @@ class EventRoutes:
                     after = page[-1].seq if page else after
                 elif rest_s > 0:
                     await new_calls.wait(rest_s)
-                elif not await news.wait(self._keep_alive_s):
+                elif (
+                    not await news.wait(min(self._keep_alive_s, KNOWN_FOR_S))  # so that a revoked token's stream ends
+                    and time.monotonic() - told_at >= self._keep_alive_s
+                ):
                     await response.write(form.still_here())
+                    told_at = time.monotonic()
 
     async def _of_tenant(self, page: Sequence[Event], tenant: str) -> Sequence[Event]:
         store = self._service.store
