@@ -158,10 +158,8 @@ class Guard:
         """Fences are small numbers, and can be guessed. Raises: LeaseLost for a lease of another token's node."""
         if route.path.endswith(("/lease", "/heartbeat")):
             return  # its identity says which node it is
-        if (node_id := request.match_info.get("node_id")) is not None:
-            holder = await self._store.query(self._store.token_of_node, node_id)
-        else:
-            holder = await self._store.query(self._store.token_of_holder, request.match_info["session_id"])
+        ((name, value),) = request.match_info.items()
+        holder = await self._store.query(self._store.token_of_holder, value, name == "node_id")
         if holder not in (None, principal.token_id):
             raise LeaseLost("a node that came with another token holds this lease.")
 

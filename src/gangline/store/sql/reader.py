@@ -238,16 +238,14 @@ class TaskReader:
         with self.database.reading(once=True) as conn:
             return conn.scalar(forks.limit(1)) is not None
 
-    def token_of_node(self, node_id: str) -> str:
-        """Id of the token that the node came with last; empty: the control token, or no such node."""
+    def token_of_holder(self, name: str, is_node: bool = False) -> str | None:
+        """Id of the token of the node that holds this session, or of this node; empty: the control token."""
+        held = sa.select(nodes.c.key).where(nodes.c.node_id == name)
+        if not is_node:
+            held = sa.select(nodes.c.key).join(sessions, sessions.c.node_id == nodes.c.node_id)
+            held = held.where(LEASED, sessions.c.session_id == name)
         with self.database.reading(once=True) as conn:
-            return (conn.scalar(sa.select(nodes.c.key).where(nodes.c.node_id == node_id)) or "").partition(".")[0]
-
-    def token_of_holder(self, session_id: str) -> str | None:
-        """Id of the token of the node that holds the session, as `token_of_node`; None: no node holds it."""
-        held = sa.select(nodes.c.key).join(sessions, sessions.c.node_id == nodes.c.node_id)
-        with self.database.reading(once=True) as conn:
-            key = conn.scalar(held.where(LEASED, sessions.c.session_id == session_id))
+            key = conn.scalar(held)
         return None if key is None else key.partition(".")[0]
 
     def backends(self) -> list[dict[str, Any]]:
