@@ -52,6 +52,15 @@ async def found(control: ServerClient, num_indexed: int, **params: str) -> list[
             await asyncio.sleep(0.05)
 
 
+async def test_a_tenant_learns_nothing_of_how_much_others_have_run(control: ServerClient) -> None:
+    for number in range(3):
+        await add(control, f"ended-{number}", 0.0)
+    token = (await control.create_token(role="read", tenant="other")).token
+    async with ServerClient(control.url, token) as other:
+        assert (await ask(other))["num_waiting"] <= 1
+        assert await found(other, 0) == []
+
+
 async def test_sessions_are_found_by_words_and_by_how_they_ended(control: ServerClient, tmp_path: Path) -> None:
     await add(control, "wrong", 0.0)
     await add(control, "right", 1.0)

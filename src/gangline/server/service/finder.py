@@ -50,7 +50,10 @@ class Finder:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_S):
                 await self._is_listed.wait()
-        return await asyncio.to_thread(find, self._path, wanted, self._num_sent - self._num_done)
+        num_waiting = self._num_sent - self._num_done
+        if wanted.tenant is not None:
+            num_waiting = min(num_waiting, 1)
+        return await asyncio.to_thread(find, self._path, wanted, num_waiting)
 
     async def close(self) -> None:
         if self._task is not None:

@@ -98,7 +98,7 @@ class FindAnswer(msgspec.Struct, frozen=True, kw_only=True):
     num_indexed: int
     """Number of sessions searched."""
     num_waiting: int
-    """Number of sessions not yet in the index."""
+    """Number of sessions not yet in the index, of all tenants; a tenant is told 1 or 0."""
     known: dict[str, tuple[str, ...]] = {}
     """`outcome`, `cause`, `harness` -> values in the index, sorted, at most 200 of each."""
 

@@ -56,7 +56,7 @@ _SESSION = [*(sessions.c[name] for name in _SESSION_NAMES), sessions.c.needs, se
 class TaskReader:
     """The read side. Methods block and run in one snapshot; on an event loop: `await store.query(store.task, id)`.
 
-    target: see `Database`.
+    target: see `Database`. Long because it has a short method for each question.
     """
 
     def __init__(self, target: str | Path, *, clock: Callable[[], float] = time.time, read_only: bool = True) -> None:
