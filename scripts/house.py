@@ -24,12 +24,12 @@ WINGS = frozenset({"interop", "serving", "tasks", "testing", "train"})
 FEATURES = ("sampling_mask", "routed_experts")
 BOUNDS = {
     "entries": 18,
-    "code lines": 102_810,
-    "code lines of the core": 67_070,
+    "code lines": 102_925,
+    "code lines of the core": 67_185,
     "files that name sampling_mask": 12,
     "files that name routed_experts": 12,
     "class names used more than once": 139,
-    "words of the documentation without decisions": 94_200,
+    "words of the documentation without decisions": 94_330,
 }
 _NO_CODE = frozenset(
     {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
