@@ -65,7 +65,7 @@ class House:
         self.placement = Placement(self.backends, affinity_slack=0)
         for one in self.backends.values():
             self.placement.offer(one)
-        policy = Admission(patience_s=5.0, is_eager=is_eager)
+        policy = Admission(patience_s=5.0, headroom=0.1, is_eager=is_eager)
         self.places = Places(policy, self.backends, self.placement.place, lambda: self.now)
         for backend, size in zip(self.backends.values(), sizes, strict=True):
             self.places.read(backend, None if size is None else EngineCache(size))
@@ -319,6 +319,30 @@ async def test_without_eagerness_calls_wait_once_an_engine_has_computed_contexts
     assert [record.message.split()[0] for record in caplog.records] == ["backend.over_subscribed"]
     went = [await house.session(name).begins() for name in ("s0", "s1", "s2")]
     assert went.count(False) == 1
+
+
+async def test_calls_that_an_engine_counted_before_it_was_read_do_not_make_its_cache_look_small() -> None:
+    house, ids, counted = House(100, is_eager=False), token_ids(range(45)), 0
+    for turn in range(8):
+        for name in ("s0", "s1", "s2"):
+            assert await house.session(name).begins()
+        counted += 3 * 45
+        house.places.read(house.backends["b0"], EngineCache(100, counted, counted if turn else 1))
+        for name in ("s0", "s1", "s2"):
+            await house.session(name).ends(45, ids)
+    house.places.read(house.backends["b0"], EngineCache(100, counted, counted))
+    assert not house.places.are_needed
+
+
+async def test_a_cache_is_first_judged_after_a_quarter_of_its_size() -> None:
+    house, ids = House(100, is_eager=False), token_ids(range(13))
+    for queried in (13, 26, 39):
+        house.places.read(house.backends["b0"], EngineCache(100, queried, 1))
+        assert not house.places.are_needed
+        assert await house.session("s0").begins()
+        await house.session("s0").ends(13, ids)
+    house.places.read(house.backends["b0"], EngineCache(100, 52, 1))
+    assert house.places.are_needed
 
 
 async def test_without_eagerness_a_session_on_another_engine_is_not_expected_to_be_cached_there() -> None:

@@ -164,13 +164,16 @@ class Assignment:
     keeps_prompt: bool = False
     last_prompt: TokenIds | None = None
     """The prompt of the last call that reported one, where `keeps_prompt`."""
+    num_prompted: int = 0
     num_repeated: int = 0
-    """Tokens that prompts began with as the prompt before them did; whoever counts them sets it back to 0."""
+    """Tokens of prompts, and those that prompts began with as the prompt before them did; whoever counts them sets both
+    back to 0."""
 
     def read(self, prompt_ids: TokenIds | None, num_prompt_tokens: int | None) -> None:
         """Note the prompt of a reply; afterwards count the sampled tokens."""
         self.num_tokens = (num_prompt_tokens or 0) if prompt_ids is None else len(prompt_ids)
         if self.keeps_prompt and prompt_ids is not None:
+            self.num_prompted += len(prompt_ids)
             if self.last_prompt is not None:
                 self.num_repeated += common_prefix_len(self.last_prompt, prompt_ids)
             self.last_prompt = prompt_ids

@@ -32,6 +32,8 @@ _BATCH_S = 0.01
 """What happens within this time is decided about together."""
 _SMALLEST = 0.5
 _EXPECTED_HITS = 0.8
+_FIRST_JUDGED = 0.25
+"""Part of a cache's size that calls must have asked for again before it is first judged; all of it later."""
 
 
 class _Mean:
@@ -60,14 +62,14 @@ class _Held:
 
 
 class _CacheRecord:
-    """A backend's cache since it was last read."""
+    """A backend's cache since it was last judged."""
 
     def __init__(self, cache: EngineCache) -> None:
-        self.cache = cache
+        self.cache = self._judged = cache
         self.part = 1.0
         """The part of its size that sessions may fill."""
-        self.num_expected = 0
-        """Tokens that sessions which kept their places have asked for again."""
+        self.num_prompted = self.num_expected = 0
+        """Tokens of prompts; of them those that sessions which kept their places have asked for again."""
         self.hit_rate: float | None = None
         self.held = 0.0
         """Tokens of the sessions with a place."""
@@ -76,23 +78,28 @@ class _CacheRecord:
     def capacity(self) -> float:
         return self.cache.num_tokens * self.part
 
-    def read(self, cache: EngineCache) -> bool:
-        """Returns whether it has held less than expected since it was last judged."""
+    def read(self, cache: EngineCache, *, is_first: bool) -> bool:
+        """is_first: judge by fewer calls. Returns whether it has held less than expected since it was last judged."""
         queried, hit = cache.num_queried - self.cache.num_queried, cache.num_hit - self.cache.num_hit
+        self.cache = cache
         if queried < 0:  # the engine was started again
-            self.num_expected = 0
+            self._begin_anew()
         elif queried:
             self.hit_rate = hit / queried
-        holds_less = False
-        if self.num_expected > self.capacity and cache.num_hit:  # else it keeps nothing, or does not count
-            holds_less = hit < _EXPECTED_HITS * self.num_expected
-            self.part *= 0.95 if holds_less else 1.02
-            self.part = min(max(self.part, _SMALLEST), 1.0)
-            self.num_expected = 0
-        elif queried >= 0 and self.num_expected:
-            return False  # too few to judge by; counted on
-        self.cache = cache
+        # An engine counts a call when it starts it, we when it has ended. Others' calls are not ours to judge by.
+        queried, hit = cache.num_queried - self._judged.num_queried, cache.num_hit - self._judged.num_hit
+        expected = min(self.num_expected, queried * self.num_expected / max(self.num_prompted, 1))
+        enough = self.capacity * (_FIRST_JUDGED if is_first else 1.0)
+        if expected <= enough or not cache.num_hit:
+            return False  # too few to judge by, or it keeps nothing, or does not count
+        holds_less = hit < _EXPECTED_HITS * expected
+        self.part *= 0.95 if holds_less else 1.02
+        self.part = min(max(self.part, _SMALLEST), 1.0)
+        self._begin_anew()
         return holds_less
+
+    def _begin_anew(self) -> None:
+        self._judged, self.num_prompted, self.num_expected = self.cache, 0, 0
 
 
 class Places:
@@ -131,7 +138,7 @@ class Places:
             return
         if (record := self._caches.get(backend.backend_id)) is None:
             self._caches[backend.backend_id] = _CacheRecord(cache)
-        elif record.read(cache) and not self.are_needed:
+        elif record.read(cache, is_first=not self.are_needed) and not self.are_needed:
             self.are_needed = True
             log.info("backend.over_subscribed backend=%s url=%s", backend.backend_id, backend.url)
 
@@ -241,15 +248,17 @@ class Places:
             self._growth.add(demand.num_tokens - before)
         demand.growth = self._growth.value
         demand.state, demand.since = "idle", self._clock()
-        repeated, assignment.num_repeated = assignment.num_repeated, 0
+        prompted, repeated = assignment.num_prompted, assignment.num_repeated
+        assignment.num_prompted = assignment.num_repeated = 0
         earlier = demand.backend_id
         if assignment.backend is not None:
             demand.backend_id = assignment.backend.backend_id
         record = self._caches.get(demand.backend_id or "")
         if record is not None and demand.has_place:
             record.held += demand.num_tokens - before
-        if record is not None and held.has_kept_place and demand.backend_id == earlier:
-            record.num_expected += repeated
+        if record is not None:
+            record.num_prompted += prompted
+            record.num_expected += repeated if held.has_kept_place and demand.backend_id == earlier else 0
         self._look(held)
 
     def _look(self, held: _Held) -> None:
