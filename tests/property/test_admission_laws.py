@@ -69,6 +69,23 @@ def test_places_fit_the_cache_unless_one_session_alone_does_not(drawn: tuple[lis
 
 
 @given(snapshots())
+def test_whoever_gets_a_place_leaves_room_for_contexts_to_grow(drawn: tuple[list[CacheRoom], list[Demand]]) -> None:
+    caches, demands = drawn
+    decision = POLICY.decide(caches, demands, NOW)
+    after = holders(caches, demands, decision)
+    for cache in caches:
+        there = after[cache.backend_id]
+        placed = [
+            one
+            for one in there
+            if one.session_id in decision.go and not (one.has_place and one.backend_id == cache.backend_id)
+            if NOW - one.since < MAX_WAIT_S
+        ]
+        room = max(cache.capacity, 1.0) * (1 - POLICY.headroom)
+        assert not placed or num_used(there) <= room + 1e-6 or len(there) == 1
+
+
+@given(snapshots())
 def test_a_decision_is_about_those_whom_it_can_concern(drawn: tuple[list[CacheRoom], list[Demand]]) -> None:
     caches, demands = drawn
     decision = POLICY.decide(caches, demands, NOW)

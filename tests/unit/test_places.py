@@ -65,7 +65,7 @@ class House:
         self.placement = Placement(self.backends, affinity_slack=0)
         for one in self.backends.values():
             self.placement.offer(one)
-        policy = Admission(patience_s=5.0, headroom=0.1, is_eager=is_eager)
+        policy = Admission(patience_s=5.0, headroom=0.05, is_eager=is_eager)
         self.places = Places(policy, self.backends, self.placement.place, lambda: self.now)
         for backend, size in zip(self.backends.values(), sizes, strict=True):
             self.places.read(backend, None if size is None else EngineCache(size))

@@ -73,8 +73,8 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
 
     patience_s: float = 5.0
     max_wait_s: float = 600.0
-    headroom: float = 0.1
-    """Part of a cache that new sessions leave free, for contexts to grow."""
+    headroom: float = 0.2
+    """Part of a cache that sessions leave free when they get a place, for contexts to grow."""
     is_eager: bool = True
     """False: nobody waits until an engine has computed contexts again that its cache should have held."""
 
@@ -184,7 +184,7 @@ class _Deciding:
 
     def _place_waiting(self, demand: Demand) -> None:
         rooms = [room for room in self._rooms_for(demand) if room.need(demand) < room.refused]
-        headroom = 0.0 if demand.num_tokens else self._policy.headroom
+        headroom = self._policy.headroom
         for room in rooms:
             if room.fits(demand, headroom):
                 return self._place(room, demand)
