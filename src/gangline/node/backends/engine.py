@@ -166,8 +166,8 @@ class Assignment:
     """The prompt of the last call that reported one, where `keeps_prompt`."""
     num_prompted: int = 0
     num_repeated: int = 0
-    """Tokens of prompts, and those that prompts began with as the prompt before them did; whoever counts them sets both
-    back to 0."""
+    """Tokens of prompts, and how many of them a prompt began with as the one before it did; whoever counts them sets
+    both back to 0."""
 
     def read(self, prompt_ids: TokenIds | None, num_prompt_tokens: int | None) -> None:
         """Note the prompt of a reply; afterwards count the sampled tokens."""

@@ -69,7 +69,7 @@ class _CacheRecord:
         self.part = 1.0
         """The part of its size that sessions may fill."""
         self.num_prompted = self.num_expected = 0
-        """Tokens of prompts; of them those that sessions which kept their places have asked for again."""
+        """Tokens of prompts, and how many of them sessions that kept their places have asked for again."""
         self.hit_rate: float | None = None
         self.held = 0.0
         """Tokens of the sessions with a place."""
