@@ -142,7 +142,12 @@ async def run(
     request = {
         "instruction": "behave",
         "max_attempts": 1,
-        "runtime": {"prepare": prepare, "limits": limits, "system_calls_allow": system_calls},
+        "runtime": {
+            "backend": changes.pop("backend", "sandbox"),
+            "prepare": prepare,
+            "limits": limits,
+            "system_calls_allow": system_calls,
+        },
         "agent": {
             "harness": "shell",
             "settings": {"command": command},

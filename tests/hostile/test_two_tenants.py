@@ -1,0 +1,252 @@
+"""An agent of one tenant attacks a session of another that runs at the same time on the same node.
+
+Every attack is also made where its wall is missing, by agents without isolation or with the right key, and succeeds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import socket
+import textwrap
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from gangline.wire.client.server import ServerClient
+from hostile.test_hostile_agent import run
+from support.requirements import need_command
+from support.service.cli_process import UpProcess, processes_with
+
+PREFIX = "secret-of-beta-"
+
+# Holds its secret wherever a process can, answers with it at every kind of socket, and notes signals.
+VICTIM = textwrap.dedent("""
+    import os, pathlib, signal, socket, sys, threading, time
+    mark, port, secret = sys.argv[1], int(sys.argv[2]), os.environ["BETAS_SECRET"]
+    signal.signal(signal.SIGUSR1, lambda *_: pathlib.Path("signalled").write_text(secret))
+    for path in ("secret.txt", f"/tmp/{mark}", f"/dev/shm/{mark}"):
+        pathlib.Path(path).write_text(secret)
+    def answer(family, address):
+        listener = socket.socket(family)
+        listener.bind(address)
+        listener.listen()
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(secret.encode())
+    for family, address in (
+        (socket.AF_INET, ("127.0.0.1", port)), (socket.AF_UNIX, "\\0" + mark), (socket.AF_UNIX, f"/tmp/{mark}.sock"),
+    ):
+        threading.Thread(target=answer, args=(family, address), daemon=True).start()
+    pathlib.Path("ready").touch()
+    while not os.path.exists("done"):
+        time.sleep(0.1)
+    for path in (f"/tmp/{mark}", f"/tmp/{mark}.sock", f"/dev/shm/{mark}"):
+        os.remove(path)
+""")
+
+# Prints what each of its attacks found. It is told all but the secret and the keys: names, places, ids and ports.
+ATTACKER = textwrap.dedent("""
+    import contextlib, glob, json, os, re, signal, socket, time, urllib.request
+    told = json.load(open("told.json"))
+    mark = told["mark"]
+
+    def content(path):
+        with contextlib.suppress(OSError):
+            with open(path, "rb") as file:
+                return file.read(1 << 20).decode(errors="replace")
+        return ""
+
+    def said(family, address):
+        with contextlib.suppress(OSError), socket.socket(family) as client:
+            client.settimeout(5)
+            client.connect(address)
+            return client.recv(100).decode(errors="replace")
+        return ""
+
+    def others(name):
+        return [content(path) for path in glob.glob(f"/proc/[0-9]*/{name}")]
+
+    def reads_the_data_folder_of_the_node():
+        return [content(os.path.join(at, name)) for at, _, names in os.walk(told["data"]) for name in names]
+
+    def reads_the_workspace_through_proc():
+        return others("cwd/secret.txt") + others("root/workspace/secret.txt")
+
+    def reads_the_environment_of_others():
+        return others("environ")
+
+    def reads_shared_folders():
+        folders = ("/tmp", "/var/tmp", "/dev/shm", "/run", os.environ.get("TMPDIR", "/tmp"))
+        return [content(path) for at in folders for path in glob.glob(f"{at}/**/{mark}", recursive=True)]
+
+    def reads_folders_of_others_through_proc():
+        return others(f"root/tmp/{mark}") + others(f"root/dev/shm/{mark}")
+
+    def asks_an_abstract_socket():
+        return [said(socket.AF_UNIX, "\\0" + mark)]
+
+    def asks_a_socket_in_tmp():
+        return [said(socket.AF_UNIX, f"/tmp/{mark}.sock")]
+
+    def asks_a_loopback_port():
+        hosts = ("127.0.0.1", "localhost", "0.0.0.0", os.uname().nodename)
+        return [said(socket.AF_INET, (host, told["port"])) for host in hosts]
+
+    def signals_it():
+        pids = [path.split("/")[2] for path in glob.glob("/proc/[0-9]*/cmdline") if f"\\0{mark}\\0" in content(path)]
+        for pid in {*map(int, pids), told["pid"]}:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGUSR1)
+        return []
+
+    def calls_the_model_as_it():
+        keys = {os.environ["OPENAI_API_KEY"], told["token"], told["session"], mark}
+        for environ in others("environ"):
+            keys |= set(re.findall(r"OPENAI_API_KEY=([^\\0]+)", environ))
+        node = os.environ["OPENAI_BASE_URL"].split("/s/")[0]
+        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "as beta"}]}).encode()
+        answers = []
+        for key in keys:
+            headers = {"Content-Type": "application/json", "Authorization": "Bearer " + key}
+            url = f"{node}/s/{told['session']}/v1/chat/completions"
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=10)
+                answers.append("called")
+        return answers
+
+    kinds = ("reads", "asks", "signals", "calls")
+    attacks = [each for name, each in list(globals().items()) if name.split("_")[0] in kinds]
+    found = {each.__name__: re.findall(r"secret-of-beta-[0-9a-f]+|called", " ".join(each())) for each in attacks}
+    print(json.dumps({name: sorted(set(one)) for name, one in found.items()}))
+""")
+ATTACKS = [line.split("(")[0][4:] for line in ATTACKER.splitlines() if line.startswith("def ") and "_" in line]
+
+
+@dataclass
+class Tenants:
+    up: UpProcess
+    alpha: ServerClient
+    beta: ServerClient
+    token: str
+    """Of alpha."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def tenants(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Tenants]:
+    need_command("bwrap", "apt-get install bubblewrap")
+    up = UpProcess(tmp_path_factory.mktemp("tenants"))
+    try:
+        assert up.ready(), "the service did not start"
+        running = up.running()
+        url = running["server_url"]
+        async with ServerClient(url, running["control_token"]) as admin:
+            tokens = [(await admin.create_token(role="submit", tenant=tenant)).token for tenant in ("alpha", "beta")]
+        async with ServerClient(url, tokens[0]) as alpha, ServerClient(url, tokens[1]) as beta:
+            yield Tenants(up, alpha, beta, tokens[0])
+    finally:
+        up.close()
+
+
+@dataclass
+class Victim:
+    session_id: str
+    mark: str
+    port: int
+    secret: str
+    pid: int
+    """On the host."""
+
+    @property
+    def workspace(self) -> Path:
+        return Path(f"/proc/{self.pid}/cwd")
+
+    @property
+    def key(self) -> str:
+        variables = Path(f"/proc/{self.pid}/environ").read_bytes().decode().split("\0")
+        return next(one.partition("=")[2] for one in variables if one.startswith("OPENAI_API_KEY="))
+
+
+@contextlib.asynccontextmanager
+async def victim_of_beta(tenants: Tenants, runtime: str) -> AsyncGenerator[Victim]:
+    """A session of beta that runs until the end of the block."""
+    mark, secret = f"beta-{secrets.token_hex(8)}", PREFIX + secrets.token_hex(16)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    running = asyncio.create_task(
+        run(
+            tenants.beta,
+            f"exec python3 victim.py {mark} {port}",
+            {"victim.py": VICTIM},
+            backend=runtime,
+            env={"BETAS_SECRET": secret},
+            task_id=mark,
+        )
+    )
+    pid = await asyncio.wait_for(_ready(mark), 60)
+    victim = Victim(f"{mark}.0", mark, port, secret, pid)
+    try:
+        yield victim
+    finally:
+        (victim.workspace / "done").touch()
+        await running
+
+
+async def _ready(mark: str) -> int:
+    while True:
+        for pid, line in processes_with(mark).items():
+            if line.startswith(f"python3 victim.py {mark} ") and Path(f"/proc/{pid}/cwd/ready").exists():
+                return pid
+        await asyncio.sleep(0.1)
+
+
+async def found_by_alpha(tenants: Tenants, runtime: str, victims: str) -> tuple[Victim, dict[str, list[str]]]:
+    """What each attack of alpha's agent found of beta's session."""
+    async with victim_of_beta(tenants, victims) as victim:
+        told = {
+            "data": str(tenants.up.data),
+            "mark": victim.mark,
+            "port": victim.port,
+            "pid": victim.pid,
+            "session": victim.session_id,
+            "token": tenants.token,
+        }
+        files = {"attacker.py": ATTACKER, "told.json": json.dumps(told)}
+        result, printed = await run(tenants.alpha, "python3 attacker.py", files, backend=runtime)
+        assert result.outcome == "completed", result.artifacts
+        found = json.loads(printed)
+        found["signals_it"] += [path.read_text() for path in (victim.workspace / "signalled",) if path.exists()]
+        return victim, found
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["sandbox", "process"])
+async def found_by_a_sandbox(tenants: Tenants, request: pytest.FixtureRequest) -> dict[str, list[str]]:
+    """Against a session in a sandbox too, and against one without isolation, whose processes are the host's."""
+    return (await found_by_alpha(tenants, "sandbox", request.param))[1]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def found_without_walls(tenants: Tenants) -> tuple[Victim, dict[str, list[str]]]:
+    return await found_by_alpha(tenants, "process", "process")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("attack", ATTACKS)
+async def test_a_sandbox_finds_nothing_of_another_tenant(attack: str, found_by_a_sandbox: dict[str, list[str]]) -> None:
+    assert found_by_a_sandbox[attack] == []
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("attack", ATTACKS)
+async def test_the_attack_succeeds_between_agents_without_isolation(
+    attack: str, found_without_walls: tuple[Victim, dict[str, list[str]]]
+) -> None:
+    victim, found = found_without_walls
+    assert set(found[attack]) & {victim.secret, "called"}
