@@ -162,11 +162,11 @@ async def run(
     return result, result.artifacts.get("harness.stdout", b"").decode()
 
 
-async def tried(client: ServerClient, attempts: list[tuple[str, str, str, Any]]) -> list[str]:
+async def tried(client: ServerClient, attempts: list[tuple[str, str, str, Any]], **changes: Any) -> list[str]:
     """What came of each `(method, url, key, body)`; the key `own` is the session's, empty is none."""
     told = [dict(zip(("method", "url", "key", "body"), attempt, strict=True)) for attempt in attempts]
     files = {"caller.py": CALLER, "attempts.json": json.dumps(told)}
-    result, printed = await run(client, "python3 caller.py", files)
+    result, printed = await run(client, "python3 caller.py", files, **changes)
     assert result.outcome == "completed", result.artifacts
     assert len(printed.split()) == len(attempts)
     return printed.split()

@@ -11,15 +11,17 @@ import json
 import secrets
 import socket
 import textwrap
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from gangline.domain.errors import NotFound
 from gangline.wire.client.server import ServerClient
-from hostile.test_hostile_agent import run
+from hostile.test_hostile_agent import routes_of_the_owner, run, tried
 from support.requirements import need_command
 from support.service.cli_process import UpProcess, processes_with
 
@@ -195,7 +197,8 @@ async def victim_of_beta(tenants: Tenants, runtime: str) -> AsyncGenerator[Victi
     try:
         yield victim
     finally:
-        (victim.workspace / "done").touch()
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it was cancelled
+            (victim.workspace / "done").touch()
         await running
 
 
@@ -250,3 +253,109 @@ async def test_the_attack_succeeds_between_agents_without_isolation(
 ) -> None:
     victim, found = found_without_walls
     assert set(found[attack]) & {victim.secret, "called"}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_no_key_of_a_tenant_opens_the_node_or_a_session_of_another(tenants: Tenants) -> None:
+    chat = {"model": "m", "messages": [{"role": "user", "content": "as beta"}]}
+    async with victim_of_beta(tenants, "sandbox") as victim:
+        session, running = victim.session_id, tenants.up.running()
+        control, node_url = running["control_token"], running["node_urls"][0]
+        keys = ("own", "", tenants.token, session, victim.mark, "control-token", f"{control[:-1]}x")
+        routes = [
+            (method, f"{door}{path.replace('{session}', session)}", {})
+            for door in ("NODE", node_url)
+            for method, path in routes_of_the_owner()
+        ]
+        calls = [
+            ("POST", f"NODE{at}/{way}", chat)
+            for at in (f"/s/{session}", f"/s/SESSION/../{session}", f"/s/SESSION%2f..%2f{session}")
+            for way in ("v1/chat/completions", "v1/messages", "generate", "complete")
+        ]
+        attempts = [(method, url, key, body) for method, url, body in [*routes, *calls] for key in keys]
+        for runtime, others in (("sandbox", {"unreachable"}), ("process", set[str]())):
+            statuses = await tried(tenants.alpha, attempts, backend=runtime)
+            assert set(statuses) <= {"400", "401", "403", "404"} | others, list(zip(attempts, statuses, strict=True))
+        right = [("GET", f"{node_url}/v1/backends", control, {}), (*calls[0][:2], victim.key, chat)]
+        assert await tried(tenants.alpha, right, backend="process") == ["200", "200"]
+
+
+async def of_events(client: ServerClient, task_id: str | None) -> str:
+    """The events of all time of one task, or of all that the client may see."""
+    events = []
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(2):
+            async for event in client.events(after=0, task_id=task_id):
+                events.append(event)
+    return str(events)
+
+
+async def of_a_task_that_forks(client: ServerClient, task_id: str) -> str:
+    view = await client.submit(
+        {
+            "instruction": "fork",
+            "agent": {"harness": "native"},
+            "fork": {"session_id": f"{task_id}.0", "attempt": 1, "turn": 1},
+        }
+    )
+    return f"{view} of {task_id}"
+
+
+READS: dict[str, Callable[[ServerClient, str], Awaitable[Any]]] = {
+    "task": lambda client, task: client.task(task),
+    "results": lambda client, task: client.result(task, partial=True),
+    "references": lambda client, task: client.references(task, partial=True),
+    "session": lambda client, task: client.session(f"{task}.0"),
+    "result": lambda client, task: client.session_result(f"{task}.0"),
+    "forks": lambda client, task: client.forks(f"{task}.0"),
+    "events of the task": lambda client, task: of_events(client, task),
+    "all events": lambda client, _: of_events(client, None),
+    "all tasks": lambda client, _: client.tasks(),
+    "all sessions": lambda client, _: client.sessions(),
+    "all annotations": lambda client, _: client.annotations(),
+}
+CHANGES: dict[str, Callable[[ServerClient, str], Awaitable[Any]]] = {
+    "annotate": lambda client, task: client.annotate(f"{task}.0", note="of another"),
+    "regrade": lambda client, task: client.regrade(f"{task}.0"),
+    "fork": lambda client, task: client.fork(f"{task}.0", 1, task_id=f"{task}-fork"),
+    "submit a fork": of_a_task_that_forks,
+    "cancel the session": lambda client, task: client.cancel_session(f"{task}.0"),
+    "cancel the task": lambda client, task: client.cancel(task),
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def ended(tenants: Tenants) -> str:
+    """An ended task of beta, with a model call from which it can be forked."""
+    task = f"beta-{secrets.token_hex(8)}"
+    told = {"task_id": task, "instruction": PREFIX, "agent": {"harness": "native"}, "max_attempts": 1}
+    await tenants.beta.submit(told)
+    await tenants.beta.wait(task, timeout_s=60)
+    await tenants.beta.annotate(f"{task}.0", note=PREFIX)
+    return task
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("way", [*READS, *CHANGES])
+async def test_nothing_of_another_tenant_is_read_or_changed_over_http(way: str, tenants: Tenants, ended: str) -> None:
+    ask = (READS | CHANGES)[way]
+    try:
+        seen = str(await ask(tenants.alpha, ended))
+    except NotFound:
+        pass
+    else:
+        assert way.startswith("all ")
+        assert ended not in seen
+    assert ended in str(await ask(tenants.beta, ended))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("way", ["cancel the session", "cancel the task"])
+async def test_no_running_session_of_another_tenant_is_ended(way: str, tenants: Tenants) -> None:
+    async with victim_of_beta(tenants, "sandbox") as victim:
+        with pytest.raises(NotFound):
+            await CHANGES[way](tenants.alpha, victim.mark)
+        assert (await tenants.beta.session(victim.session_id)).state in ("leased", "running")
+        await CHANGES[way](tenants.beta, victim.mark)
+        await tenants.beta.wait(victim.mark, timeout_s=60)
+        assert (await tenants.beta.session_result(victim.session_id)).outcome == "cancelled"
