@@ -26,6 +26,8 @@ from support.requirements import need_command
 from support.service.cli_process import UpProcess, processes_with
 
 PREFIX = "secret-of-beta-"
+ENDED_SECRET = PREFIX + secrets.token_hex(16)
+"""In an ended task."""
 
 # Holds its secret wherever a process can, answers with it at every kind of socket, and notes signals.
 VICTIM = textwrap.dedent("""
@@ -78,6 +80,13 @@ ATTACKER = textwrap.dedent("""
     def reads_the_data_folder_of_the_node():
         return [content(os.path.join(at, name)) for at, _, names in os.walk(told["data"]) for name in names]
 
+    def reads_the_results_on_the_server():
+        folder = f"{told['data']}/server/results/{told['ended']}"
+        return [content(path) for path in glob.glob(f"{folder}/**", recursive=True)]
+
+    def reads_the_control_token():
+        return ["reached"] if content(f"{told['data']}/control_token") else []
+
     def reads_the_workspace_through_proc():
         return others("cwd/secret.txt") + others("root/workspace/secret.txt")
 
@@ -120,12 +129,12 @@ ATTACKER = textwrap.dedent("""
             url = f"{node}/s/{told['session']}/v1/chat/completions"
             with contextlib.suppress(OSError):
                 urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=10)
-                answers.append("called")
+                answers.append("reached")
         return answers
 
     kinds = ("reads", "asks", "signals", "calls")
     attacks = [each for name, each in list(globals().items()) if name.split("_")[0] in kinds]
-    found = {each.__name__: re.findall(r"secret-of-beta-[0-9a-f]+|called", " ".join(each())) for each in attacks}
+    found = {each.__name__: re.findall(r"secret-of-beta-[0-9a-f]+|reached", " ".join(each())) for each in attacks}
     print(json.dumps({name: sorted(set(one)) for name, one in found.items()}))
 """)
 ATTACKS = [line.split("(")[0][4:] for line in ATTACKER.splitlines() if line.startswith("def ") and "_" in line]
@@ -154,6 +163,17 @@ async def tenants(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Te
             yield Tenants(up, alpha, beta, tokens[0])
     finally:
         up.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def ended(tenants: Tenants) -> str:
+    """An ended task of beta, with a model call from which it can be forked."""
+    task = f"beta-{secrets.token_hex(8)}"
+    told = {"task_id": task, "instruction": ENDED_SECRET, "agent": {"harness": "native"}, "max_attempts": 1}
+    await tenants.beta.submit(told)
+    await tenants.beta.wait(task, timeout_s=60)
+    await tenants.beta.annotate(f"{task}.0", note=ENDED_SECRET)
+    return task
 
 
 @dataclass
@@ -210,11 +230,14 @@ async def _ready(mark: str) -> int:
         await asyncio.sleep(0.1)
 
 
-async def found_by_alpha(tenants: Tenants, runtime: str, victims: str) -> tuple[Victim, dict[str, list[str]]]:
+async def found_by_alpha(
+    tenants: Tenants, ended: str, runtime: str, victims: str
+) -> tuple[Victim, dict[str, list[str]]]:
     """What each attack of alpha's agent found of beta's session."""
     async with victim_of_beta(tenants, victims) as victim:
         told = {
             "data": str(tenants.up.data),
+            "ended": ended,
             "mark": victim.mark,
             "port": victim.port,
             "pid": victim.pid,
@@ -230,14 +253,14 @@ async def found_by_alpha(tenants: Tenants, runtime: str, victims: str) -> tuple[
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["sandbox", "process"])
-async def found_by_a_sandbox(tenants: Tenants, request: pytest.FixtureRequest) -> dict[str, list[str]]:
+async def found_by_a_sandbox(tenants: Tenants, ended: str, request: pytest.FixtureRequest) -> dict[str, list[str]]:
     """Against a session in a sandbox too, and against one without isolation, whose processes are the host's."""
-    return (await found_by_alpha(tenants, "sandbox", request.param))[1]
+    return (await found_by_alpha(tenants, ended, "sandbox", request.param))[1]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def found_without_walls(tenants: Tenants) -> tuple[Victim, dict[str, list[str]]]:
-    return await found_by_alpha(tenants, "process", "process")
+async def found_without_walls(tenants: Tenants, ended: str) -> tuple[Victim, dict[str, list[str]]]:
+    return await found_by_alpha(tenants, ended, "process", "process")
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -252,7 +275,7 @@ async def test_the_attack_succeeds_between_agents_without_isolation(
     attack: str, found_without_walls: tuple[Victim, dict[str, list[str]]]
 ) -> None:
     victim, found = found_without_walls
-    assert set(found[attack]) & {victim.secret, "called"}
+    assert set(found[attack]) & {victim.secret, ENDED_SECRET, "reached"}
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -322,17 +345,6 @@ CHANGES: dict[str, Callable[[ServerClient, str], Awaitable[Any]]] = {
     "cancel the session": lambda client, task: client.cancel_session(f"{task}.0"),
     "cancel the task": lambda client, task: client.cancel(task),
 }
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def ended(tenants: Tenants) -> str:
-    """An ended task of beta, with a model call from which it can be forked."""
-    task = f"beta-{secrets.token_hex(8)}"
-    told = {"task_id": task, "instruction": PREFIX, "agent": {"harness": "native"}, "max_attempts": 1}
-    await tenants.beta.submit(told)
-    await tenants.beta.wait(task, timeout_s=60)
-    await tenants.beta.annotate(f"{task}.0", note=PREFIX)
-    return task
 
 
 @pytest.mark.asyncio(loop_scope="module")
