@@ -371,3 +371,64 @@ async def test_no_running_session_of_another_tenant_is_ended(way: str, tenants: 
         await CHANGES[way](tenants.beta, victim.mark)
         await tenants.beta.wait(victim.mark, timeout_s=60)
         assert (await tenants.beta.session_result(victim.session_id)).outcome == "cancelled"
+
+
+def environment_at(folder: Path, *, home: Path | None = None, link: Path | None = None) -> Path:
+    """A folder that passes for a Python environment, whose installation is that around `home` or `link`."""
+    (folder / "bin").mkdir(parents=True, exist_ok=True)
+    if link is None:
+        (folder / "bin/python3").touch()
+    else:
+        (folder / "bin/python3").symlink_to(link / "bin/python3")
+    if home is not None:
+        (folder / "pyvenv.cfg").write_text(f"home = {home}/bin\n")
+    return folder
+
+
+NAMED: dict[str, Callable[[Path, Path], dict[str, Any]]] = {
+    "image": lambda found, _: {"image": str(found)},
+    "python": lambda found, _: {"python": str(environment_at(found))},
+    "the home of a python": lambda found, own: {"python": str(environment_at(own, home=found))},
+    "the link of a python": lambda found, own: {"python": str(environment_at(own, link=environment_at(found)))},
+    "mounts": lambda found, _: {"mounts": {"/found": str(found)}},
+    "workdir": lambda found, _: {"workdir": str(found)},
+    "folders": lambda found, _: {"folders": [str(found)]},
+}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("way", NAMED)
+async def test_a_task_that_names_anothers_workspace_does_not_see_it(way: str, tenants: Tenants, tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    async with victim_of_beta(tenants, "sandbox") as victim:
+        mark = f"{victim.mark}.0.1.agent"
+        (workspace,) = (path.parent for path in tenants.up.data.rglob("secret.txt") if mark in str(path))
+        seen = await seen_by_alpha(tenants, NAMED[way](workspace, tmp_path / "own"), workspace)
+    assert victim.secret not in seen
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("way", [way for way in NAMED if "python" in way])
+async def test_a_task_sees_a_python_that_it_names_elsewhere(way: str, tenants: Tenants, tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    found = tmp_path / "found"
+    found.mkdir()
+    (found / "secret.txt").write_text(PREFIX)
+    assert PREFIX in await seen_by_alpha(tenants, NAMED[way](found, tmp_path / "own"), found)
+
+
+async def seen_by_alpha(tenants: Tenants, named: dict[str, Any], found: Path) -> str:
+    command = f"cat {found}/secret.txt /secret.txt /found/secret.txt; true"
+    submitted = await tenants.alpha.submit(
+        {
+            "instruction": "look",
+            "max_attempts": 1,
+            "runtime": named,
+            "agent": {"harness": "shell", "settings": {"command": command}, "allow_no_model_call": True},
+        }
+    )
+    await tenants.alpha.wait(submitted.task_id, timeout_s=60)
+    (result,) = await tenants.alpha.result(submitted.task_id)
+    return result.artifacts.get("harness.stdout", b"").decode()
