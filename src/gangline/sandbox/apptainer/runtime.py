@@ -38,7 +38,7 @@ from gangline.sandbox.bubblewrap.command_line import SHM_BYTES
 from gangline.sandbox.commands.forkserver import run_helper
 from gangline.sandbox.commands.holder import PATH, Launch
 from gangline.sandbox.confinement.cgroups import remove_owned
-from gangline.sandbox.confinement.masks import FirstLife, refuse_hidden_image
+from gangline.sandbox.confinement.masks import FirstLife, refuse_hidden
 from gangline.sandbox.images.listing import images_in
 from gangline.sandbox.layers.records import release
 from gangline.sandbox.namespaced import (
@@ -117,11 +117,10 @@ class ApptainerRuntime(Runtime):
         self.check_start(start)
         self._check_program()
         image = checked_image(start.spec.image)
-        if image is not None:
-            refuse_hidden_image(Path(image), start.hidden)
         shared = checked_folders(start, _RESERVED) | grader_folder(start, has_users=self._privileged)
         mounts = granted(start.spec, self._settings.expose)
         python = PythonEnvironment(start.spec.python)
+        refuse_hidden(start, python.beside(()))
         loopback = LoopbackAddress(start.runtime_id) if start.spec.network == "full" else None
         user = held_user(start) if self._privileged else None
         return await _ApptainerSandbox(

@@ -43,7 +43,7 @@ from gangline.sandbox.bubblewrap.command_line import (
 from gangline.sandbox.commands.forkserver import run_helper
 from gangline.sandbox.commands.holder import PATH, Launch
 from gangline.sandbox.confinement.cgroups import remove_owned
-from gangline.sandbox.confinement.masks import FirstLife, refuse_hidden_image
+from gangline.sandbox.confinement.masks import FirstLife, refuse_hidden
 from gangline.sandbox.images.listing import images_in
 from gangline.sandbox.images.unpacked import UnpackedImages
 from gangline.sandbox.layers.records import release
@@ -157,6 +157,7 @@ class BubblewrapRuntime(Runtime):
         self.check_start(start)
         shared = checked_folders(start, _reserved(start.spec)) | grader_folder(start, has_users=self._privileged)
         python = PythonEnvironment(start.spec.python)
+        refuse_hidden(start, python.beside(()))
         mounts = granted(start.spec, self._settings.expose)
         with ExitStack() as held:
             image = start.spec.image
@@ -168,7 +169,6 @@ class BubblewrapRuntime(Runtime):
     def _root(self, image: str, start: RuntimeStart, shared: Mapping[str, Path], held: ExitStack) -> _Root:
         """held: keeps it. Blocking. Raises: InvalidRequest, RuntimeFailed."""
         if image.startswith("/"):
-            refuse_hidden_image(Path(image), start.hidden)
             root, env = Path(image), dict[str, str]()
         else:
             root, described = held.enter_context(self._unpacked.used(image))

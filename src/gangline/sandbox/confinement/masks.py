@@ -21,11 +21,16 @@ def masked(hidden: Iterable[Path], seen: Mapping[str, Path]) -> list[str]:
     return list(found)
 
 
-def refuse_hidden_image(image: Path, hidden: Sequence[Path]) -> None:
-    """Raises: InvalidRequest when a folder named as an image is, or lies in, a hidden one."""
-    real = Path(os.path.realpath(image))
-    if any(folder in (real, *real.parents) for folder in (Path(os.path.realpath(one)) for one in hidden)):
-        raise InvalidRequest(f"runtime.image {str(image)!r} lies in a data folder, which no sandbox may see.")
+def refuse_hidden(start: RuntimeStart, python: Sequence[Path]) -> None:
+    """Raises: InvalidRequest when the folder named as an image, or one of the Python environment's, is, or lies in, a
+    hidden one: both are seen although it is hidden, with other sessions' files in it.
+    """
+    hidden = {Path(os.path.realpath(one)) for one in start.hidden}
+    for folder in (Path("/", start.spec.image or ""), *python):
+        real = Path(os.path.realpath(folder))
+        if not hidden.isdisjoint((real, *real.parents)):
+            named = f"{str(folder)!r}, which runtime.image or runtime.python names,"
+            raise InvalidRequest(f"{named} lies in a data folder, which no sandbox may see.")
 
 
 class FirstLife:
