@@ -95,7 +95,8 @@ ATTACKER = textwrap.dedent("""
 
     def reads_shared_folders():
         folders = ("/tmp", "/var/tmp", "/dev/shm", "/run", os.environ.get("TMPDIR", "/tmp"))
-        return [content(path) for at in folders for path in glob.glob(f"{at}/**/{mark}", recursive=True)]
+        below = ("", "*/", "*/*/")  # all of a busy machine's /tmp would take minutes
+        return [content(path) for at in folders for under in below for path in glob.glob(f"{at}/{under}{mark}")]
 
     def reads_folders_of_others_through_proc():
         return others(f"root/tmp/{mark}") + others(f"root/dev/shm/{mark}")
@@ -417,6 +418,20 @@ async def test_a_task_sees_a_python_that_it_names_elsewhere(way: str, tenants: T
     found.mkdir()
     (found / "secret.txt").write_text(PREFIX)
     assert PREFIX in await seen_by_alpha(tenants, NAMED[way](found, tmp_path / "own"), found)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_task_does_not_take_the_machine_for_its_image(tenants: Tenants) -> None:
+    around = [str(folder) for folder in tenants.up.data.parents]
+    assert around[-1] == "/"
+    for image in (around[0], "/", "/tmp/.."):
+        command = {"harness": "shell", "settings": {"command": "true"}, "allow_no_model_call": True}
+        told = {"instruction": "look", "max_attempts": 1, "runtime": {"image": image}, "agent": command}
+        submitted = await tenants.alpha.submit(told)
+        await tenants.alpha.wait(submitted.task_id, timeout_s=60)
+        (session,) = (await tenants.alpha.task(submitted.task_id)).sessions
+        assert session.failure is not None
+        assert "has a data folder in it" in session.failure.message
 
 
 async def seen_by_alpha(tenants: Tenants, named: dict[str, Any], found: Path) -> str:

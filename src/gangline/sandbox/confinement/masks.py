@@ -23,7 +23,8 @@ def masked(hidden: Iterable[Path], seen: Mapping[str, Path]) -> list[str]:
 
 def refuse_hidden(start: RuntimeStart, python: Sequence[Path]) -> None:
     """Raises: InvalidRequest when the folder named as an image, or one of the Python environment's, is, or lies in, a
-    hidden one: both are seen although it is hidden, with other sessions' files in it.
+    hidden one: both are seen although it is hidden, with other sessions' files in it. An image around a hidden one is
+    the machine's own root, or near it: files that are not the agent's would be copied into the session's folders.
     """
     hidden = {Path(os.path.realpath(one)) for one in start.hidden}
     for folder in (Path("/", start.spec.image or ""), *python):
@@ -31,6 +32,9 @@ def refuse_hidden(start: RuntimeStart, python: Sequence[Path]) -> None:
         if not hidden.isdisjoint((real, *real.parents)):
             named = f"{str(folder)!r}, which runtime.image or runtime.python names,"
             raise InvalidRequest(f"{named} lies in a data folder, which no sandbox may see.")
+    image = os.path.realpath(start.spec.image or "")
+    if (start.spec.image or "").startswith("/") and any(Path(image) in folder.parents for folder in hidden):
+        raise InvalidRequest(f"runtime.image {start.spec.image!r} has a data folder in it: name a folder of its own.")
 
 
 class FirstLife:
